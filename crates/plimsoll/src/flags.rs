@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Arg, Command};
 
-/// Names by which users of other servers know a setting.
+/// Additional names of settings: those of other servers.
 const OTHER_NAMES: [(&str, &[&str]); 11] = [
     ("max_req_total_len", &["max-model-len", "ctx-size", "context-length"]),
     ("running_max_req_size", &["max-num-seqs", "parallel", "max-running-requests"]),
@@ -82,7 +82,7 @@ const MEANINGS: [(&[&str], &str); 24] = [
 /// Letters by which a suggested name may differ from the one that was typed.
 const SPELLING_DISTANCE: usize = 2;
 
-/// What `serve --help` shows first, and then by topic. Every flag of `serve` is in one group.
+/// The flags that `serve --help` shows first. The groups follow by topic. Every flag of `serve` is in one group.
 const COMMON: &[&str] = &[
     "host",
     "port",
@@ -211,11 +211,11 @@ const CHANGE_NO_PLAN: [&str; 15] = [
     "unknown_fields",
 ];
 
-/// Flags that `run` takes, since it starts the same engine, and does not show: it has one user.
+/// Flags that `run` accepts and does not show: it starts the same engine, but for one user.
 const HIDDEN_IN_RUN: [&str; 6] =
     ["graph_max_batch_size", "max_waiting", "kv_events", "running_max_req_size", "stall_seconds", "request_bytes"];
 
-/// The commands with every name a flag has, and their flags in groups.
+/// The commands with all names of their flags, and the flags in groups.
 pub fn arranged(command: Command) -> Command {
     let command = command.mut_args(|arg| arg.help_heading(LOGGING));
     let names: Vec<String> = command.get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
@@ -244,7 +244,7 @@ fn arranged_alone(mut command: Command, name: &str) -> Command {
                 "run" => HIDDEN_IN_RUN.contains(id),
                 _ => false,
             };
-            // An argument that is changed goes to the end: so they are shown in the order of the groups.
+            // A changed argument moves to the end, so the flags are shown in the order of the groups.
             command = command.mut_arg(id, |arg| {
                 let arg = named(arg).display_order(order).hide(hidden);
                 heading.into_iter().fold(arg, Arg::help_heading)
@@ -254,7 +254,7 @@ fn arranged_alone(mut command: Command, name: &str) -> Command {
     command
 }
 
-/// The argument with its other names.
+/// The argument with its additional names.
 fn named(arg: Arg) -> Arg {
     let id = arg.get_id().to_string();
     let names = OTHER_NAMES.iter().filter(|(own, _)| *own == id).flat_map(|(_, names)| *names);
@@ -262,7 +262,7 @@ fn named(arg: Arg) -> Arg {
     if id == SHORT_NAME.0 { arg.short(SHORT_NAME.1) } else { arg }
 }
 
-/// The name of the setting that a name in a file or in the environment stands for.
+/// The setting's own name, for any of its names in a file or in the environment.
 pub fn own_name(id: &str) -> String {
     let dashed = id.replace('_', "-");
     let own = OTHER_NAMES.iter().find(|(_, names)| names.contains(&dashed.as_str()));
@@ -286,13 +286,13 @@ pub fn dashed(args: Vec<OsString>) -> Vec<OsString> {
     each.collect()
 }
 
-/// What to do instead of a flag of another server.
+/// The advice for a flag of another server.
 pub fn meaning(name: &str) -> Option<&'static str> {
     let name = name.trim_start_matches('-').replace('_', "-");
     MEANINGS.iter().find(|(names, _)| names.contains(&name.as_str())).map(|(_, what)| *what)
 }
 
-/// The error with what to do instead, if it is about a flag of another server. A similar spelling is suggested only for a
+/// Adds the advice of [`meaning`] to an error about a flag of another server. A similar spelling is suggested only for a
 /// flag that is one or two letters away: other similar names mean something else.
 pub fn explained(error: clap::Error, command: &mut Command) -> clap::Error {
     let unknown = (error.kind() == ErrorKind::UnknownArgument).then(|| error.get(ContextKind::InvalidArg)).flatten();

@@ -4,10 +4,10 @@ use std::path::Path;
 
 pub use plimsoll_bench::events::Events;
 
-/// How many models a file of models lists.
+/// Reads a file of `--models` and returns the number of models in it.
 ///
 /// # Errors
-/// What is wrong with it, in words.
+/// The message of the first error in the file.
 pub fn models(file: &Path) -> Result<usize, String> {
     crate::models_file::read(file, &[]).map(|models| models.len()).map_err(|error| format!("{error:#}"))
 }

@@ -1,6 +1,6 @@
-//! The program: commands, their flags, and nothing else. Everything they do lives in the crates below.
+//! The program: commands and their flags. The crates below do the work.
 //!
-//! It is a library of one function, so that what it reads of foreign text can be fuzzed (`fuzzed`).
+//! It is a library of one function, so that its parsers of foreign text can be fuzzed (`fuzzed`).
 
 #![forbid(unsafe_code)]
 
@@ -38,7 +38,7 @@ pub fn main() -> ExitCode {
     panics::tell_without_content();
     let read = variables().and_then(|variables| settings::read(std::env::args_os().collect(), &variables));
     let done = read.and_then(|(cli, page)| {
-        // Between the lines of a chat, a log of what goes well would only disturb.
+        // In a chat, log lines of normal operation would only disturb.
         let level = if matches!(cli.command, args::Command::Run(_)) { "warn" } else { "info" };
         init_logs(if cli.verbose { "debug" } else { level }, cli.log_format);
         run(cli.command, &page)
@@ -46,15 +46,15 @@ pub fn main() -> ExitCode {
     match done {
         Ok(code) => code,
         Err(error) => {
-            // The message alone: a backtrace does not explain a refusal.
+            // Only the message is logged: a backtrace does not help a user.
             log::last_words(&format!("{error:#}"));
             ExitCode::FAILURE
         }
     }
 }
 
-/// The environment's variables. One that is not UTF-8 is skipped, but an error if its name begins with PLIMSOLL_:
-/// skipping a key would leave the server open.
+/// Reads the environment. A variable that is not UTF-8 is skipped. It is an error if its name begins with PLIMSOLL_, because
+/// without its key the server would be open.
 fn variables() -> anyhow::Result<BTreeMap<String, String>> {
     let mut variables = BTreeMap::new();
     for (name, value) in std::env::vars_os() {
@@ -69,7 +69,7 @@ fn variables() -> anyhow::Result<BTreeMap<String, String>> {
     Ok(variables)
 }
 
-/// `settings`: what `--print-config` prints.
+/// Runs a command. `settings` is the text that `--print-config` prints.
 fn run(command: args::Command, settings: &str) -> anyhow::Result<ExitCode> {
     let done = match command {
         args::Command::Plan(plan) => return commands::plan::run(plan),

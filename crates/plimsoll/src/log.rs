@@ -7,22 +7,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// What a pipe that has any room takes at once (`PIPE_BUF`).
+/// Bytes that a writable pipe takes at once (`PIPE_BUF`).
 const PIECE: usize = 4096;
 
-/// The last words wait so long for room.
+/// The message at the end of the process waits at most this long for room.
 const MOMENT: Timespec = Timespec { tv_sec: 1, tv_nsec: 0 };
 
-/// Lines that were lost and not told of yet.
+/// Lost lines that have not been reported in the log yet.
 static LOST: AtomicU64 = AtomicU64::new(0);
 
-/// A line stands there without its end.
+/// Whether the last line in the log was cut off.
 static TORN: AtomicBool = AtomicBool::new(false);
 
-/// Told lines are JSON.
+/// Whether reports of lost lines are JSON.
 static JSON: AtomicBool = AtomicBool::new(false);
 
-/// Lines about lost ones are JSON from here on.
+/// Writes reports of lost lines as JSON from now on.
 pub fn speak_json() {
     JSON.store(true, Ordering::Relaxed);
 }
@@ -65,7 +65,7 @@ fn lost_lines(lost: u64) -> String {
     }
 }
 
-/// Writes as much as is taken without waiting. False if that is not all.
+/// Writes as many bytes as possible without waiting. False if bytes are left.
 fn at_once(log: &mut (impl Write + AsFd), lines: &[u8]) -> bool {
     let torn = TORN.swap(false, Ordering::Relaxed);
     if torn && !piecewise(log, b"\n").is_empty() {
@@ -77,7 +77,7 @@ fn at_once(log: &mut (impl Write + AsFd), lines: &[u8]) -> bool {
     left == 0
 }
 
-/// What is left.
+/// Writes pieces while there is room, and returns the bytes that are left.
 fn piecewise<'a>(log: &mut (impl Write + AsFd), mut lines: &'a [u8]) -> &'a [u8] {
     while !lines.is_empty() && has_room(log, Timespec { tv_sec: 0, tv_nsec: 0 }) {
         match log.write(&lines[..lines.len().min(PIECE)]) {
@@ -89,7 +89,7 @@ fn piecewise<'a>(log: &mut (impl Write + AsFd), mut lines: &'a [u8]) -> &'a [u8]
     lines
 }
 
-/// Whether a write would not wait, `within` so long. Where that cannot be asked, it is tried.
+/// Whether the log has room for a write, or gets it `within` this time. True also if the poll fails.
 fn has_room(log: &impl AsFd, within: Timespec) -> bool {
     let mut asked = [PollFd::new(log, PollFlags::OUT)];
     poll(&mut asked, Some(&within)).map_or(true, |ready| ready > 0)

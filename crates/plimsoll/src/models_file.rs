@@ -1,4 +1,4 @@
-//! The file of `--models`: a table for each model, its settings named as flags are. What is wrong with it is said by file, line and key.
+//! The file of `--models`: a table for each model, with its settings under the names of flags. An error names file, line and key.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -15,10 +15,10 @@ use crate::args::ModelArgs;
 use crate::flags;
 use crate::settings::{line_at, read_file, texts, tokens};
 
-/// Each table's name, and its flags after those that hold for all.
+/// Reads the name and the flags of each model. A model's own flags take precedence over `inherited`, which holds for all models.
 ///
 /// # Errors
-/// With the file, the line and the key.
+/// The file cannot be read, or a setting is wrong. The message names the file, the line and the key.
 pub fn read(path: &Path, inherited: &[OsString]) -> anyhow::Result<Vec<(String, ModelArgs)>> {
     let file = path.display();
     let (text, mut table) = read_file(path)?;
@@ -47,7 +47,7 @@ pub fn read(path: &Path, inherited: &[OsString]) -> anyhow::Result<Vec<(String, 
     Ok(models)
 }
 
-/// Settings of what all models share.
+/// Settings of the disk cache, which all models share.
 const SHARED: [&str; 4] = ["cache_dir", "cache_bytes", "cache_write_bytes_per_day", "cache_key_file"];
 
 /// The options of one of several models, without a prefix cache on disk: the models share its bounds.
@@ -56,7 +56,7 @@ pub fn options_of(model: &ModelArgs) -> Options {
     Options { hosted: true, disk_cache: None, ..model.engine.options(own) }
 }
 
-/// A key, where it is one's fault, and what is wrong.
+/// An error: the key that caused it, if one did, and the message.
 type Wrong = (Option<String>, String);
 
 fn read_model(table: &Table, inherited: &[OsString]) -> Result<(String, ModelArgs), Wrong> {
@@ -81,7 +81,7 @@ fn read_model(table: &Table, inherited: &[OsString]) -> Result<(String, ModelArg
         let off = arg.get_long().map(|long| OsString::from(format!("--{long}")));
         let values = texts(value).map_err(|error| wrong(error.to_string()))?;
         let given = tokens(arg, &values).map_err(wrong)?;
-        // Alone, so that what is refused is this key's.
+        // Parsed alone, so that an error belongs to this key.
         let alone = std::iter::once("--model=x".into()).chain(given.iter().cloned());
         ModelArgs::try_parse_from(alone).map_err(|error| wrong(words(&error)))?;
         // A switch that is off here may be on for all.
@@ -104,7 +104,7 @@ fn read_model(table: &Table, inherited: &[OsString]) -> Result<(String, ModelArg
     Ok((table["name"].as_str().unwrap_or_default().to_owned(), args))
 }
 
-/// What is wrong with a value, without the flag that it would be.
+/// The message about a wrong value, without the name of a flag.
 fn words(error: &clap::Error) -> String {
     let context = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.clone()),
@@ -120,7 +120,7 @@ fn words(error: &clap::Error) -> String {
     }
 }
 
-/// Where things stand in a file that could be read.
+/// Positions of keys in a file.
 struct Places<'t> {
     text: &'t str,
     root: Option<Spanned<DeTable<'t>>>,
@@ -131,18 +131,18 @@ impl<'t> Places<'t> {
         Self { text, root: DeTable::parse(text).ok() }
     }
 
-    /// The line of what `find` finds; the first where it finds nothing.
+    /// The line of the byte that `find` returns, or line 1 if it returns none.
     fn line(&self, find: impl FnOnce(&DeTable<'t>) -> Option<usize>) -> usize {
         line_at(self.text, self.root.as_ref().and_then(|root| find(root.get_ref())).unwrap_or(0))
     }
 }
 
-/// Where a key begins.
+/// The byte where a key begins.
 fn span(table: &DeTable<'_>, key: &str) -> Option<usize> {
     table.iter().find(|(name, _)| name.get_ref() == key).map(|(name, _)| name.span().start)
 }
 
-/// Where a model's table begins, or a key in it.
+/// The byte where a model's table begins, or a key in it.
 fn entry(root: &DeTable<'_>, index: usize, key: Option<&str>) -> Option<usize> {
     let (_, models) = root.iter().find(|(name, _)| name.get_ref() == "models")?;
     let DeValue::Array(models) = models.get_ref() else { return None };
@@ -204,7 +204,7 @@ mod tests {
             assert!(error.contains(&format!("{}: {words}", path.display())), "{error}");
             assert!(!error.contains("--") && !error.contains('\n') && !error.contains("USAGE"), "{error}");
         }
-        // What holds for all is no key's fault, unless a table says otherwise.
+        // An error in a flag of all models names the flag. A table can override the flag.
         let all = ["--kv-events".into()];
         std::fs::write(&path, "# a\n[[models]]\nname = 'x'\nmodel = 'x'").unwrap();
         let error = format!("{:#}", read(&path, &all).unwrap_err());

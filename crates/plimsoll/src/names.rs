@@ -3,13 +3,14 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// The last part of a path that exists, of `.` and `..` their directory's; none of the root. What a link leads to may be called by a sum.
+/// The last name in a path; for `.` and `..` the name of their directory, and none for the root. Links are not followed: the name of
+/// a link's target may be a checksum.
 pub fn last_name(path: &Path) -> Option<OsString> {
     let found = || Some(path.canonicalize().ok()?.file_name()?.to_owned());
     path.file_name().map(ToOwned::to_owned).or_else(found)
 }
 
-/// What a model is called when the user gave no name: the catalogue name, or the file's or directory's.
+/// A model's name if the user gave none: the name of the file or directory, or else the catalogue name.
 pub fn default_name(spec: &str) -> String {
     let path = PathBuf::from(spec);
     let is_gguf = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf"));
@@ -35,7 +36,7 @@ mod tests {
         assert_eq!(default_name(directory.to_str().unwrap()), "Qwen2.5-0.5B-Instruct");
         assert_eq!(default_name(file.to_str().unwrap()), "SmolLM2-1.7B.Q4_1");
         assert_eq!(default_name("smollm2"), "smollm2");
-        // A path may end in what is no name.
+        // A path may end in `..`, which is no name.
         for end in ["..", "../.", "../Qwen2.5-0.5B-Instruct/.."] {
             let spec = directory.join(end);
             assert_eq!(default_name(spec.to_str().unwrap()), folder.file_name().unwrap().to_str().unwrap(), "{end}");

@@ -1,4 +1,4 @@
-//! Standard output for commands that print and end. A reader that stops early (`plimsoll plan | head`) is no error.
+//! Standard output of commands. A reader that closes the pipe early (`plimsoll plan | head`) is no error.
 
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write};
@@ -8,7 +8,7 @@ macro_rules! say {
     ($($words:tt)*) => { $crate::output::write(format_args!("{}\n", format_args!($($words)*))) };
 }
 
-/// Prints without ending the line, at once.
+/// Prints without ending the line, and flushes.
 macro_rules! say_part {
     ($($words:tt)*) => { $crate::output::write(format_args!($($words)*)) };
 }

@@ -1,5 +1,5 @@
-//! What the log says of a panic: where it was, and its words only where they are a constant of the code. Others may repeat what a client
-//! sent ("byte index 3 is not a char boundary; it is inside 'é' of `…`"), which no log may.
+//! Logs panics: their place, and their message only if it is a constant of the code. A formatted message may repeat a client's text
+//! ("byte index 3 is not a char boundary; it is inside 'é' of `…`"), which must not be logged.
 
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -7,15 +7,15 @@ use std::io::Write;
 
 use crate::log::Log;
 
-/// Installs a panic hook that logs panics this way. Code that catches a panic goes on as before.
+/// Installs a panic hook that logs panics without the text of clients.
 pub fn tell_without_content() {
     std::panic::set_hook(Box::new(|panic| {
         let place = panic.location().map_or_else(|| "somewhere".to_owned(), ToString::to_string);
         let thread = std::thread::current();
         let (name, words) = (thread.name().unwrap_or("unnamed"), words(panic.payload()));
-        // As the standard library's: only where RUST_BACKTRACE asks for it.
+        // As in the standard library's hook, only with RUST_BACKTRACE.
         let backtrace = Backtrace::capture();
-        // A line that cannot be written is lost: a panic in here would end the process.
+        // A line that cannot be written is lost: a panic in the hook would end the process.
         let mut log = Log;
         let _ = match backtrace.status() {
             BacktraceStatus::Captured => {
@@ -46,7 +46,7 @@ mod tests {
         {
             assert!(!words(&*panic(work)).contains("sesame"));
         }
-        // What the standard library would have said.
+        // The standard library's own message repeats the text.
         let words =
             *panic(|| assert!(std::hint::black_box("sésame").split_at(2).0.is_empty())).downcast::<String>().unwrap();
         assert!(words.contains("sésame"), "{words}");

@@ -1,11 +1,11 @@
-//! Progress of loading, for people: a bar on a terminal when it takes longer than a second, nothing otherwise.
+//! Progress of loading weights: a bar on a terminal if it takes longer than a second, nothing otherwise.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Below this a bar would only flicker.
+/// Time before the bar appears: for shorter loads it would only flicker.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Counts packed bytes.
@@ -22,7 +22,7 @@ impl Loading {
         Self { began: Instant::now(), bar: None, done: 0, total }
     }
 
-    /// `bytes` more are packed.
+    /// Adds packed bytes.
     pub fn advance(&mut self, bytes: u64) {
         self.done += bytes;
         if self.bar.is_none() && self.began.elapsed() > PATIENCE && std::io::stderr().is_terminal() {

@@ -7,27 +7,27 @@ use anyhow::Context;
 use plimsoll_server::{HTTP_WORKERS, ServerConfig};
 use tokio::runtime::Runtime;
 
-/// What its threads are called in lists of them.
+/// The name of the runtime's threads.
 const NAME: &str = "plimsoll-http";
 
-/// Longer than any process lives.
+/// Time after which an idle blocking thread ends: longer than any process lives.
 const FOR_EVER: Duration = Duration::from_secs(u32::MAX as u64);
 
-/// A start waits so long for its threads.
+/// A start waits at most this long for its threads.
 const ALL_HERE: Duration = Duration::from_secs(30);
 
-/// What HTTP runs on, with all its threads. They stay: a system that is short of threads later has nothing to refuse.
+/// Builds the HTTP runtime and starts all its threads. They stay, so that the system cannot refuse a thread later.
 pub fn http_runtime(config: &ServerConfig) -> anyhow::Result<Runtime> {
     let blocking = config.blocking_threads();
     let threads = HTTP_WORKERS + blocking;
     let refused = || format!("HTTP needs {threads} threads (see ulimit -u and the cgroup's pids.max)");
-    // Asked for by themselves first: the runtime panics where one is refused.
+    // The threads are tested first: the runtime panics if the system refuses one.
     threads_are_had(threads).with_context(refused)?;
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     builder.worker_threads(HTTP_WORKERS).max_blocking_threads(blocking).thread_keep_alive(FOR_EVER);
     let runtime = builder.thread_name(NAME).enable_all().build();
     let runtime = runtime.context("starting the HTTP runtime")?;
-    // Each waits for the others, so that every one needs a thread of its own.
+    // Each task waits for all others, so that each needs its own thread.
     let here = Arc::new((Mutex::new(0), Condvar::new()));
     let tasks: Vec<_> = (0..blocking)
         .map(|_| {
@@ -51,7 +51,7 @@ pub fn http_runtime(config: &ServerConfig) -> anyhow::Result<Runtime> {
     all.then_some(runtime).with_context(refused)
 }
 
-/// Whether so many threads are to be had at once beside those that are there.
+/// Starts this many threads at once and ends them. An error if the system refuses one.
 pub fn threads_are_had(count: usize) -> std::io::Result<()> {
     let gate = Mutex::new(());
     let wait = || drop(gate.lock());

@@ -1,6 +1,6 @@
-//! Settings: flags, environment and a file, by one rule: a flag wins over the environment, the environment over the file, the
-//! file over the default. Names are the flags' own everywhere (`--drain-seconds`, `PLIMSOLL_DRAIN_SECONDS`, `drain-seconds = 30`),
-//! so that there is no second list that could differ; what is no flag is refused by name.
+//! Settings from flags, environment and a file. A flag wins over the environment, the environment over the file, the file over the
+//! default. All three use the names of the flags (`--drain-seconds`, `PLIMSOLL_DRAIN_SECONDS`, `drain-seconds = 30`). An unknown
+//! name is an error.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -15,7 +15,7 @@ use toml::{Table, Value};
 use crate::args::{Cli, Command, EngineArgs, ModelArgs};
 use crate::flags;
 
-/// Where a value comes from; the first wins.
+/// The source of a value, in order of precedence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Origin {
     Flag,
@@ -35,13 +35,14 @@ impl Origin {
     }
 }
 
-/// Commands that take settings from elsewhere than flags: the server, and those that say beforehand what it will do.
+/// Commands that also take settings from environment and file: the server, and the commands that plan and check it.
 const COMMANDS: [&str; 3] = ["serve", "plan", "doctor"];
 
-/// Settings that mean the server although a model has the same names: models do not inherit them.
+/// Settings of the server that models do not inherit, although [`ModelArgs`] has the same names.
 const OF_THE_SERVER: [&str; 3] = ["model", "served_model_name", "memory_budget"];
 
-/// What clients of a server (`bench`, `soak`, `replay`) take from the environment too: keys are not for the command line.
+/// Settings that clients of a server (`bench`, `soak`, `replay`) also take from the environment: keys should not be on the command
+/// line.
 const OF_CLIENTS: [&str; 2] = ["api_key", "api_key_file"];
 
 const PREFIX: &str = "PLIMSOLL_";
@@ -52,13 +53,13 @@ const OTHER_VARIABLES: [&str; 1] = ["PLIMSOLL_CACHE"];
 /// Settings of `plan` that its manifest states itself, leaves to the container's limit, or must not show.
 const NOT_FOR_PODS: [&str; 6] = ["model", "memory_budget", "max_total_token_num", "threads", "api_key", "api_key_file"];
 
-/// Arguments that are about settings and are none.
+/// Arguments that are no settings.
 const NO_SETTINGS: [&str; 4] = ["help", "version", "config", "print_config"];
 
-/// Largest configuration file.
+/// Most bytes of a configuration file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What the user wants, all sources together, and the settings as `--print-config` shows them.
+/// Reads the command line with the settings of all sources. Also returns the text that `--print-config` prints.
 pub fn read(args: Vec<OsString>, environment: &BTreeMap<String, String>) -> anyhow::Result<(Cli, String)> {
     let args = flags::dashed(args);
     let mut command = flags::arranged(Cli::command());
@@ -105,7 +106,8 @@ pub fn read(args: Vec<OsString>, environment: &BTreeMap<String, String>) -> anyh
     Ok((cli, page))
 }
 
-/// The same command without what its arguments want and refuse of each other: it learns what is a flag, and the rest may be set elsewhere.
+/// The same command without requirements and conflicts between arguments. It finds which settings are flags; other sources may still
+/// set the rest.
 fn lenient(mut command: clap::Command) -> clap::Command {
     for sub in command.get_subcommands_mut().filter(|sub| COMMANDS.contains(&sub.get_name())) {
         *sub = std::mem::take(sub)
@@ -114,7 +116,7 @@ fn lenient(mut command: clap::Command) -> clap::Command {
     command
 }
 
-/// The first flag of the engine on the command line.
+/// The name of the first engine flag on the command line, with its dashes.
 fn engine_flag(matches: &ArgMatches) -> Option<String> {
     let engine = EngineArgs::augment_args(clap::Command::new("engine"));
     let mut flags = engine.get_arguments().map(|arg| arg.get_id().as_str());
@@ -122,7 +124,7 @@ fn engine_flag(matches: &ArgMatches) -> Option<String> {
     set.map(|id| format!("--{}", id.replace('_', "-")))
 }
 
-/// What was set, wherever, of the settings that `wanted` names, as flags.
+/// The settings that `wanted` accepts, as flags. Settings at their default are left out.
 fn as_flags(
     command: &clap::Command,
     name: &str,
@@ -146,11 +148,11 @@ fn as_flags(
     Ok(all)
 }
 
-/// One setting that is no flag on the command line, and the flags that it amounts to.
+/// A setting from environment or file, as flags.
 struct Given {
     id: String,
     origin: Origin,
-    /// `PLIMSOLL_PORT`, or the file's name and its key.
+    /// The source in messages: the variable (`PLIMSOLL_PORT`), or the file's name and the key.
     place: String,
     tokens: Vec<OsString>,
 }
@@ -215,7 +217,7 @@ fn gather(
     Ok(undisputed(command, name, matches, all))
 }
 
-/// Settings without those that cannot stand beside one that wins over them: `PLIMSOLL_MODEL` beside `--models`.
+/// Removes settings that conflict with a setting of a higher-priority source, such as `PLIMSOLL_MODEL` beside `--models`.
 fn undisputed(command: &clap::Command, name: &str, matches: &ArgMatches, mut all: Vec<Given>) -> Vec<Given> {
     let sub = command.find_subcommand(name).expect("it has been asked for");
     let others = |arg| sub.get_arg_conflicts_with(arg).into_iter().map(|other| other.get_id().as_str());
@@ -239,7 +241,7 @@ fn undisputed(command: &clap::Command, name: &str, matches: &ArgMatches, mut all
     all
 }
 
-/// The flags that the environment's keys amount to, for a command that is a client.
+/// The API keys of the environment as flags, for a command that is a client.
 fn keys(
     command: &clap::Command,
     matches: &ArgMatches,
@@ -248,7 +250,7 @@ fn keys(
     let mut all = Vec::new();
     let Some((name, sub)) = matches.subcommand() else { return Ok(all) };
     let wanted = || settings(command, name).filter(|arg| OF_CLIENTS.contains(&arg.get_id().as_str()));
-    // Either flag names the key: the environment's would come before a file's.
+    // A flag for the key, or for its file, takes precedence over the environment.
     if wanted().any(|arg| sub.value_source(arg.get_id().as_str()).is_some()) {
         return Ok(all);
     }
@@ -261,7 +263,7 @@ fn keys(
     Ok(all)
 }
 
-/// The variable that a setting is read from.
+/// The name of a setting's environment variable.
 fn variable(id: &str) -> String {
     format!("{PREFIX}{}", id.to_ascii_uppercase())
 }
@@ -273,9 +275,9 @@ fn settings<'a>(command: &'a clap::Command, name: &str) -> impl Iterator<Item = 
     all.filter(|arg| !NO_SETTINGS.contains(&arg.get_id().as_str()))
 }
 
-/// Whether Kubernetes made this variable: it adds such ones to every container beside services named `plimsoll…`.
+/// Whether Kubernetes set this variable. It sets such variables in every container of a namespace with a service `plimsoll…`.
 fn of_kubernetes(rest: &str, value: &str) -> bool {
-    // PLIMSOLL_PORT=tcp://10.0.0.1:8000 has a setting's name and is none.
+    // PLIMSOLL_PORT=tcp://10.0.0.1:8000 has the name of a setting, but is not one.
     let address = ["tcp://", "udp://", "sctp://"].iter().any(|scheme| value.starts_with(scheme));
     address || rest.ends_with("SERVICE_HOST") || ["SERVICE_PORT", "PORT_"].iter().any(|part| rest.contains(part))
 }
@@ -292,7 +294,7 @@ fn suggestion(command: &clap::Command, id: &str) -> String {
     }
 }
 
-/// Letters to change, add or drop.
+/// The number of bytes to change, add or drop to turn one name into the other.
 fn distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
@@ -306,7 +308,7 @@ fn distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// The text of a file in TOML, and what it says.
+/// Reads a TOML file: its text and its parsed table.
 pub(crate) fn read_file(path: &Path) -> anyhow::Result<(String, Table)> {
     let size = std::fs::metadata(path).with_context(|| format!("the configuration {}", path.display()))?.len();
     if size > FILE_BYTES_MAX {
@@ -314,19 +316,19 @@ pub(crate) fn read_file(path: &Path) -> anyhow::Result<(String, Table)> {
     }
     let text = std::fs::read_to_string(path).with_context(|| format!("the configuration {}", path.display()))?;
     let table = text.parse::<Table>().map_err(|error| {
-        // Its own display repeats the line, which may hold a key.
+        // The error's own display repeats the line, which may contain a key.
         let line = error.span().map_or(0, |span| line_at(&text, span.start));
         anyhow!("{}: line {line}: {}", path.display(), error.message())
     })?;
     Ok((text, table))
 }
 
-/// The number of the line that a byte of a text is in, from 1.
+/// The number of the line with this byte, from 1.
 pub(crate) fn line_at(text: &str, byte: usize) -> usize {
     1 + text[..byte].matches('\n').count()
 }
 
-/// A value of the file as the texts that flags take.
+/// A TOML value as the texts that a flag takes.
 pub(crate) fn texts(value: &Value) -> anyhow::Result<Vec<String>> {
     Ok(match value {
         Value::String(text) => vec![text.clone()],
@@ -341,7 +343,7 @@ pub(crate) fn texts(value: &Value) -> anyhow::Result<Vec<String>> {
     })
 }
 
-/// The flags that values amount to.
+/// The command-line arguments that set a setting to these values.
 pub(crate) fn tokens(arg: &Arg, values: &[String]) -> Result<Vec<OsString>, String> {
     let Some(long) = arg.get_long() else {
         return match values {
@@ -361,14 +363,15 @@ pub(crate) fn tokens(arg: &Arg, values: &[String]) -> Result<Vec<OsString>, Stri
     }
 }
 
-/// Adds arguments at the end, or before the `--` after which nothing is a flag.
+/// Adds arguments at the end, or before a `--`, which ends the flags.
 fn before_escape(mut args: Vec<OsString>, tokens: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let at = args.iter().position(|arg| arg == "--").unwrap_or(args.len());
     args.splice(at..at, tokens);
     args
 }
 
-/// Clap knows flags only: says where they come from. What the command line gets wrong by itself `alone` ends with, in clap's words.
+/// Adds the sources of settings to an error of clap, which knows flags only. If no source is to blame, `alone` parses the command line
+/// by itself, and ends the process with clap's message if it is wrong.
 fn in_its_place(error: &clap::Error, given: &[Given], alone: impl FnOnce()) -> anyhow::Error {
     let text = error.to_string();
     let text = text.strip_prefix("error: ").unwrap_or(&text).trim_end();
@@ -376,7 +379,7 @@ fn in_its_place(error: &clap::Error, given: &[Given], alone: impl FnOnce()) -> a
         let named = |setting: &&Given| text.contains(&format!("--{}", setting.id.replace('_', "-")));
         given.iter().filter(named).map(|setting| setting.place.as_str()).collect()
     };
-    // The usage below names all that is set, whatever is wrong.
+    // The usage at the end of clap's text names all settings, so it is searched last.
     let mut places = named(text.split("\n\nUsage:").next().unwrap_or(text));
     if places.is_empty() {
         alone();

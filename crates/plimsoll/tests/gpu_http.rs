@@ -34,7 +34,7 @@ fn small() -> Vec<&'static str> {
     SMALL.split_whitespace().collect()
 }
 
-/// Servers of one user lease a GPU's own memory: one test at a time has all of its budget.
+/// Lets one test run at a time: servers of one user share the GPU's memory budget through leases.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -70,7 +70,7 @@ fn messages() -> Value {
     json!([{"role": "user", "content": "Where is the harbour?"}])
 }
 
-/// A request for structured output. A process beside the server compiles its grammar.
+/// A request for structured output. A separate process compiles its grammar.
 fn structured() -> Value {
     let side = json!({"enum": ["port", "starboard"]});
     let schema = json!({
@@ -80,7 +80,7 @@ fn structured() -> Value {
     json!({"messages": messages(), "max_tokens": 64, "temperature": 0, "response_format": format})
 }
 
-/// Text, tokens and log-probabilities of a completion.
+/// The text, tokens and log-probabilities of a completion.
 fn told(answer: &Value) -> (String, Vec<String>, Vec<f64>) {
     let (choice, logprobs) = (&answer["choices"][0], &answer["choices"][0]["logprobs"]);
     let list = |name: &str| logprobs[name].as_array().unwrap_or_else(|| panic!("{name}: {answer}")).clone();
@@ -89,7 +89,7 @@ fn told(answer: &Value) -> (String, Vec<String>, Vec<f64>) {
     (choice["text"].as_str().unwrap().to_owned(), tokens, numbers)
 }
 
-/// The pieces of a stream, joined. `piece` finds one in a choice.
+/// The joined pieces of a stream. `piece` finds the piece in a choice.
 fn streamed(server: &Server, path: &str, body: &Value, piece: impl Fn(&Value) -> Option<&str>) -> String {
     let mut body = body.clone();
     body["stream"] = json!(true);
@@ -115,7 +115,7 @@ fn metric(server: &Server, name: &str) -> u64 {
     row.unwrap_or_else(|| panic!("{name}: {page}")).parse().unwrap()
 }
 
-/// Every pool is full again, no device memory was taken after ready, and every row kept to its plan.
+/// Checks that every pool is full again, no device memory was taken after ready, and no component exceeded its plan.
 fn assert_kept_to_plan(server: &Server) {
     eventually("every pool is full again", || server.at_rest());
     assert!(metric(server, "plimsoll_device_allocations_total") > 0);

@@ -10,10 +10,10 @@ use plimsoll_server::{ApiKeys, Origins, RateLimits, ServerConfig};
 
 use super::values::seconds;
 
-/// Flags of the HTTP side that have to do with its clients.
+/// Flags of the HTTP side about its clients.
 #[derive(Debug, Args)]
 pub struct AccessArgs {
-    /// Their keys.
+    /// The clients' API keys.
     #[command(flatten)]
     pub keys: KeyArgs,
     /// Requests per minute for each API key, or for each address on a server without keys.

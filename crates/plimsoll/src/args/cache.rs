@@ -4,22 +4,22 @@ use std::path::PathBuf;
 
 use clap::Subcommand;
 
-/// What to do with a prefix cache on disk.
+/// The subcommands of `cache`.
 #[derive(Debug, Subcommand)]
 pub enum CacheCommand {
-    /// List what is in it, by model and build.
+    /// List the contents of the cache, by model and build.
     Ls {
         /// The directory.
         dir: PathBuf,
     },
-    /// Remove all of it, or what one model and build has. No server may use it.
+    /// Remove the whole cache, or the files of one model and build. No server may use it.
     Rm {
         /// The directory.
         dir: PathBuf,
-        /// The first column of `ls`.
+        /// Model and build to remove: the first column of `ls`.
         model: Option<String>,
     },
-    /// Read all of it and remove files that are damaged. No server may use it.
+    /// Read all files of the cache and remove damaged ones. No server may use it.
     Verify {
         /// The directory.
         dir: PathBuf,

@@ -9,16 +9,16 @@ use super::engine::EngineArgs;
 use super::http::HttpArgs;
 use super::values::host;
 
-/// Flags of `doctor`: those of the server that is to run.
+/// Flags of `doctor`: the flags of the server to check.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// Catalogue name, hf:org/repo(:file), a .gguf file, or a checkpoint directory. Named, its files are read whole and compared with
     /// their sums; without it the default model is planned, if it is cached.
     pub model: Option<String>,
-    /// The models that `serve --models` is to serve, each planned as if it were loaded alone.
+    /// File for `serve --models`; each of its models is planned as if it were loaded alone.
     #[arg(long, conflicts_with = "model")]
     pub models: Option<PathBuf>,
-    /// The flags that hold for each of them.
+    /// The flags that hold for each model of `models`.
     #[arg(skip)]
     pub inherited: Vec<OsString>,
     /// Settings in TOML, the file that `serve` takes.
@@ -30,10 +30,10 @@ pub struct DoctorArgs {
     /// Port to listen on.
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
-    /// The trace that is to be recorded.
+    /// File for `serve --record`; checks that a trace can be recorded in it.
     #[arg(long)]
     pub record: Option<PathBuf>,
-    /// Read every cached model whole and compare its sums: as slow as the disk.
+    /// Read every cached model and compare its checksums; this takes as long as the disk needs to read them.
     #[arg(long)]
     pub deep: bool,
     /// Print JSON.

@@ -14,7 +14,7 @@ use plimsoll_server::ServerConfig;
 
 use super::values::{seconds, size, some_size};
 
-/// Flags that shape the engine, the same for `serve`, `run` and `plan`.
+/// Flags of the engine, the same for `serve`, `run` and `plan`.
 #[derive(Debug, Args)]
 pub struct EngineArgs {
     /// Memory limit of this process: 4GiB, 1500M or 50% [default: the limit of the machine; the KV cache then gets room for 32 users].
@@ -57,8 +57,8 @@ pub struct EngineArgs {
     /// Instruction set: portable, neon, avx2, avx512, amx [default: the best there is].
     #[arg(long)]
     pub isa: Option<Isa>,
-    /// What computes: cpu, gpu, gpu:N for the N-th GPU, from 0, or auto: a GPU on which the model fits, or else the cpu. A GPU takes a
-    /// build with the feature gpu.
+    /// Device that computes: cpu, gpu, gpu:N for the N-th GPU, from 0, or auto: a GPU on which the model fits, or else the cpu. A GPU
+    /// takes a build with the feature gpu.
     #[arg(long, default_value = "cpu")]
     pub device: DeviceChoice,
     /// Let software on the host's cores stand for a GPU, for tests: it is slower than --device cpu.
@@ -149,7 +149,7 @@ pub struct DiskArgs {
 }
 
 impl DiskArgs {
-    /// The prefix cache on disk, if there is to be one.
+    /// The prefix cache on disk; none without `--cache-dir`.
     pub fn options(&self) -> Option<DiskCache> {
         let dir = self.cache_dir.clone()?;
         let (bytes, write_bytes_per_day) = (self.cache_bytes, self.cache_write_bytes_per_day);
@@ -169,7 +169,7 @@ pub struct PackedArgs {
 }
 
 impl PackedArgs {
-    /// The packed cache, if there is to be one.
+    /// The packed cache; none without `--packed-cache`.
     pub fn options(&self) -> Option<PackedCache> {
         self.packed_cache.clone().map(|dir| PackedCache { dir, bytes: self.packed_cache_bytes })
     }
@@ -228,13 +228,13 @@ impl EncoderArgs {
 }
 
 impl EngineArgs {
-    /// The engine's options beside an HTTP side like this.
+    /// The engine's options with the memory and the threads of this HTTP side.
     pub fn options_beside(&self, http: &ServerConfig) -> Options {
         let (http_alternatives, other_threads) = (http.alternatives(), http.threads_max());
         Options { http_alternatives, other_threads, ..self.options(http.heap_bytes_max()) }
     }
 
-    /// The engine's options; `http_bytes` is what the HTTP side may take.
+    /// The engine's options; `http_bytes` is the memory of the HTTP side in bytes.
     pub fn options(&self, http_bytes: u64) -> Options {
         Options {
             memory_budget: self.memory_budget,
@@ -247,7 +247,7 @@ impl EngineArgs {
             max_waiting: self.max_waiting,
             max_req_total_len: self.max_req_total_len,
             kv_dtype: self.kv_dtype.unwrap_or(match self.compute_dtype {
-                // What rounds keys and values reads them as they are.
+                // bf16 arithmetic rounds keys and values to bfloat16, so it can read them from the cache unchanged.
                 ComputeDtype::Bf16 => KvDtype::Bf16,
                 ComputeDtype::Auto | ComputeDtype::F32 | ComputeDtype::Int8 => KvDtype::F16,
             }),

@@ -9,7 +9,7 @@ use super::access::AccessArgs;
 use super::media::MediaArgs;
 use super::values::{seconds, size};
 
-/// Flags of the HTTP side that have a price in the plan, the same for `serve` and `plan`.
+/// Flags of the HTTP side, the same for `serve` and `plan`.
 #[derive(Debug, Args)]
 pub struct HttpArgs {
     /// Largest request body in bytes; a larger one gets a 413.
@@ -33,7 +33,7 @@ pub struct HttpArgs {
     /// Memory in bytes of stored responses (/v1/responses). The least recently used one is evicted first; 0 stores none.
     #[arg(long, value_parser = size, default_value = "8MiB")]
     pub response_store_bytes: u64,
-    /// Memory in bytes for the text of a PDF that a client sends, in a process of its own; 0 reads no PDF.
+    /// Memory in bytes for the text of a PDF that a client sends, in a separate process; 0 reads no PDF.
     #[arg(long, value_parser = size, default_value = "0")]
     pub document_bytes: u64,
     /// MCP server that responses may use, such as files=http://127.0.0.1:9000/mcp (repeatable) [default: none].
@@ -45,22 +45,22 @@ pub struct HttpArgs {
     /// Send OpenTelemetry traces to this collector (OTLP over HTTP), such as http://localhost:4318. OTEL_EXPORTER_OTLP_ENDPOINT does the same.
     #[arg(long, value_name = "URL")]
     pub otlp_endpoint: Option<String>,
-    /// Its clients.
+    /// The clients of the HTTP side.
     #[command(flatten)]
     pub access: AccessArgs,
-    /// Their images and videos.
+    /// The clients' images and videos.
     #[command(flatten)]
     pub media: MediaArgs,
 }
 
-/// What becomes of an unknown field.
+/// How unknown request fields are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum UnknownFields {
-    /// The request is a 400.
+    /// The request gets a 400.
     Refuse,
-    /// The request goes on, and a response header names the field.
+    /// The request is served, and a response header names the field.
     Warn,
-    /// The request goes on.
+    /// The request is served.
     Ignore,
 }
 

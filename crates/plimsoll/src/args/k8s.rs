@@ -14,22 +14,22 @@ pub struct K8sArgs {
     /// Print a Kubernetes manifest (Deployment and Service) with this plan's total as its memory limit.
     #[arg(long, conflicts_with_all = ["json", "probe", "users", "context", "images", "audio_seconds"])]
     pub k8s: bool,
-    /// The image in it, as deploy/Containerfile makes it.
+    /// Container image of the manifest, as deploy/Containerfile makes it.
     #[arg(long, default_value = concat!("plimsoll:", env!("CARGO_PKG_VERSION")))]
     pub container_image: String,
-    /// Pods in it.
+    /// Number of pods in the manifest.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub replicas: u32,
     /// Seconds that running requests have to finish when a pod is stopped.
     #[arg(long, default_value_t = DRAIN_SECONDS, value_parser = seconds(0))]
     pub drain_seconds: u64,
-    /// Name under which the model is served (repeatable), in it.
+    /// Name of the model in the API of the manifest's server (repeatable).
     #[arg(long)]
     pub served_model_name: Vec<String>,
-    /// What changes no plan, and the manifest passes on.
+    /// Flags about replies and embeddings. They do not change the plan; the manifest passes them on.
     #[command(flatten)]
     pub reading: ReadingArgs,
-    /// What the server is given besides: all that was set here and is a flag of `serve`.
+    /// Further flags of the manifest's server: all settings of this call that are flags of `serve`.
     #[arg(skip)]
     pub serve_flags: Vec<OsString>,
 }

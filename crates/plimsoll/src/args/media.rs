@@ -1,5 +1,5 @@
-//! Flags about the images and videos that clients send: where they may come from, and what a file may be. What they take of
-//! memory are the engine's flags.
+//! Flags about the images, videos and audio of clients: their sources, and the limits of a file. The flags about their memory are
+//! the engine's.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use plimsoll_server::{MediaConfig, MediaFetch};
 
 use super::values::size;
 
-/// Flags of the HTTP side that have to do with images and videos, for models that take them.
+/// Flags of the HTTP side about images, videos and audio, for models that take them.
 #[derive(Debug, Args)]
 pub struct MediaArgs {
     /// Addresses that media URLs may be fetched from: off, public (the internet only), any (private networks too). No proxy is used.

@@ -53,13 +53,13 @@ pub struct Cli {
 /// How log lines are written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Plain text.
     Text,
     /// One JSON object a line.
     Json,
 }
 
-/// What to do.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Serve a model over HTTP (OpenAI and Anthropic APIs).
@@ -83,7 +83,7 @@ pub enum Command {
         /// Name of the model, as `models` lists it.
         model: String,
     },
-    /// Watch a server: its pools, and each request with what it holds.
+    /// Watch a server: its pools, and each request with its memory.
     Top(TopArgs),
     /// Start a coding agent against a running server.
     Launch(LaunchArgs),

@@ -10,10 +10,10 @@ use super::values::{seconds, size};
 #[derive(Debug, Parser)]
 #[command(no_binary_name = true, args_override_self = true)]
 pub struct ModelArgs {
-    /// As of `serve`.
+    /// The model, as for `serve`.
     #[arg(long)]
     pub model: String,
-    /// More names.
+    /// Further names of the model in the API.
     #[arg(long)]
     pub served_model_name: Vec<String>,
     /// Idle seconds after which the model is unloaded [default: only when another model needs its memory].
@@ -22,10 +22,10 @@ pub struct ModelArgs {
     /// Memory in bytes for structured output of this model; 0 turns it off.
     #[arg(long, value_parser = size, default_value = "48MiB")]
     pub grammar_bytes: u64,
-    /// How its replies are read and its texts embedded.
+    /// How the model's replies are parsed and texts embedded.
     #[command(flatten)]
     pub reading: ReadingArgs,
-    /// Its engine.
+    /// The model's engine.
     #[command(flatten)]
     pub engine: EngineArgs,
 }

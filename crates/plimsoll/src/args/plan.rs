@@ -36,7 +36,7 @@ pub struct PlanArgs {
     /// Plan the models of this file, as for `serve --models`.
     #[arg(long, conflicts_with_all = ["model", "users", "context", "probe", "k8s"])]
     pub models: Option<PathBuf>,
-    /// The flags that hold for each of them.
+    /// The flags that hold for each model of `models`.
     #[arg(skip)]
     pub inherited: Vec<OsString>,
     /// Print JSON.

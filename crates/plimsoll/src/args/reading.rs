@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use plimsoll_engine::Pooling;
 use plimsoll_reply::{Choice, ReasoningFormat, ToolFormat};
 
-/// Flags about what a model writes and reads, each model's own.
+/// Flags about a model's replies, embeddings and sampling. With `--models`, each model has its own.
 #[derive(Debug, Default, Args)]
 pub struct ReadingArgs {
     /// Format of the model's tool calls: auto (read from the chat template), none, hermes, qwen3_coder, llama3_json, mistral, deepseek_v3, deepseek_v31, glm45, functiongemma, gemma4, openai, lfm2, olmo3, kimi_k2, nemotron_json, granite, phi4_mini_json, hunyuan_a13b.
@@ -24,12 +24,12 @@ pub struct ReadingArgs {
     pub generation_config: GenerationConfig,
 }
 
-/// What a text becomes.
+/// The output of an embedding or scoring model for a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolingMode {
     /// An embedding.
     Embedding(Pooling),
-    /// A score, with the text that it is compared with.
+    /// A score of the text and the one that it is compared with.
     Rank,
 }
 
@@ -47,13 +47,13 @@ impl FromStr for PoolingMode {
     }
 }
 
-/// Whether a checkpoint's recommendations hold.
+/// Whether the sampling of the checkpoint's generation_config.json is the default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum GenerationConfig {
-    /// They do.
+    /// It is the default.
     #[default]
     Auto,
-    /// They do not.
+    /// It is ignored.
     #[value(alias = "vllm")]
     Off,
 }

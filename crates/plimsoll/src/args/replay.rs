@@ -12,7 +12,7 @@ pub struct ReplayArgs {
     /// The trace and its target.
     #[command(flatten)]
     pub trace: replay::Args,
-    /// With --simulate: the HTTP side of the plan. Of these --url takes the keys.
+    /// With --simulate: the HTTP side of the plan. --url uses only the keys.
     #[command(flatten)]
     pub http: HttpArgs,
     /// With --simulate: the engine of the plan.

@@ -44,13 +44,13 @@ pub struct RunArgs {
     /// Neither read nor keep the history of entries.
     #[arg(long)]
     pub no_history: bool,
-    /// Its key.
+    /// The server's key.
     #[command(flatten)]
     pub keys: KeyArgs,
     /// The engine of this process.
     #[command(flatten)]
     pub engine: EngineArgs,
-    /// A flag of the engine that was set: then no server is looked for.
+    /// An engine flag on the command line. If there is one, the command looks for no server and starts its own engine.
     #[arg(skip)]
     pub engine_flag: Option<String>,
 }

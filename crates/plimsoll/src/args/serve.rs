@@ -10,10 +10,10 @@ use super::http::HttpArgs;
 use super::reading::ReadingArgs;
 use super::values::{host, seconds, size};
 
-/// Seconds that running requests have after SIGTERM, unless the operator says otherwise.
+/// Default of `--drain-seconds`: seconds that running requests have to finish after SIGTERM.
 pub const DRAIN_SECONDS: u64 = 30;
 
-/// Steps between two lines of the ledger at the level debug.
+/// Default of `--log-ledger-every` at the level debug: steps between two log lines of the ledger.
 const LEDGER_STEPS: u64 = 1000;
 
 /// Flags of `serve`.
@@ -58,7 +58,7 @@ pub struct ServeArgs {
     /// TOML file with a table `[[models]]` per model: name, model, and its own flags. A model is loaded at its first request.
     #[arg(long, conflicts_with = "model")]
     pub models: Option<PathBuf>,
-    /// The flags that hold for each of them, unless its table says otherwise.
+    /// The flags that hold for each model of `models`, unless its table overrides them.
     #[arg(skip)]
     pub inherited: Vec<OsString>,
     /// Seconds that running requests have to finish after SIGTERM; a second signal ends them at once.

@@ -11,13 +11,13 @@ pub struct TopArgs {
     /// Server to watch.
     #[arg(long, default_value = "http://127.0.0.1:8000")]
     pub url: String,
-    /// Seconds between two looks.
+    /// Seconds between two updates.
     #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = seconds(1))]
     pub interval: u64,
-    /// Print one look as text and end. This is the default where standard output is no terminal.
+    /// Print the status once as text and end. This is the default where standard output is no terminal.
     #[arg(long)]
     pub once: bool,
-    /// Its key.
+    /// The server's key.
     #[command(flatten)]
     pub keys: KeyArgs,
 }

@@ -3,7 +3,7 @@
 use clap::builder::RangedU64ValueParser;
 use plimsoll_memory::{Bytes, BytesError};
 
-/// A number of bytes with a unit, such as 20GiB, or without. Sums of a few such limits stay numbers of 64 bits.
+/// Parses a number of bytes with or without a unit, such as 20GiB. It is at most 1024 TiB, so that sums fit into 64 bits.
 pub fn size(text: &str) -> Result<u64, String> {
     match text.parse() {
         Ok(Bytes(bytes)) if bytes <= 1 << 50 => Ok(bytes),
@@ -12,7 +12,7 @@ pub fn size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// The same, of at least one byte.
+/// As [`size`], but at least one byte.
 pub fn some_size(text: &str) -> Result<u64, String> {
     match size(text)? {
         0 => Err("at least one byte is needed".into()),
@@ -20,12 +20,12 @@ pub fn some_size(text: &str) -> Result<u64, String> {
     }
 }
 
-/// A time in seconds, so many at least. From now on that is a time that clocks have.
+/// Parses a time in seconds, of at least `least`. At most `u32::MAX`, so that clocks can hold the current time plus this time.
 pub fn seconds(least: u64) -> RangedU64ValueParser<u64> {
     RangedU64ValueParser::new().range(least..=u32::MAX.into())
 }
 
-/// An address to listen on. An IPv6 address may stand in brackets, as in URLs.
+/// Parses an address to listen on. An IPv6 address may be in brackets, as in URLs.
 pub fn host(text: &str) -> Result<String, String> {
     if !text.contains(['[', ']']) {
         return Ok(text.to_owned());

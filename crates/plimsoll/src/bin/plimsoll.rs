@@ -1,4 +1,4 @@
-//! The binary: a heap that is counted from the first byte, so that the ledger can say what it holds, and the commands.
+//! The binary: the commands, and a global allocator that counts all heap bytes for the ledger.
 
 #![forbid(unsafe_code)]
 

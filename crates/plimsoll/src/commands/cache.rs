@@ -1,4 +1,4 @@
-//! `cache`: what a prefix cache on disk holds, and how to remove or check it.
+//! `cache`: lists, removes or checks the contents of a prefix cache on disk.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,7 +13,7 @@ use plimsoll_tier::{Access, KINDS, Key, Limits, Store, Sum, System, Tag, kind_of
 use crate::args::CacheCommand;
 use crate::output::say;
 
-/// Does what was asked for.
+/// Runs the subcommand.
 pub fn run(command: &CacheCommand) -> anyhow::Result<()> {
     match command {
         CacheCommand::Ls { dir } => list(dir),
@@ -76,7 +76,7 @@ fn list(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The store of these models, whatever its size.
+/// Opens the store of these models without a limit on its size.
 fn open(dir: &Path, known: &Models, access: Access<'_>) -> anyhow::Result<Store> {
     let files: u64 = known.values().map(|model| model.all().blobs).sum();
     let limits = Limits { bytes: u64::MAX >> 1, entries: files as usize + 1, write_bytes_per_day: None };

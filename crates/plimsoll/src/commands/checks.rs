@@ -7,7 +7,7 @@ use std::path::Path;
 
 use plimsoll_server::ServerConfig;
 
-/// Whether the server could listen, tried with its own socket: that an address is taken is known before a model is loaded, not after.
+/// Tries to listen with the server's own socket, so that an address in use is an error before a model is loaded.
 pub fn try_address(config: &ServerConfig) -> anyhow::Result<()> {
     // A passed socket listens already. It stays for the server.
     if plimsoll_server::has_passed_socket() {
@@ -17,7 +17,7 @@ pub fn try_address(config: &ServerConfig) -> anyhow::Result<()> {
     Ok(runtime.block_on(plimsoll_server::bind(config)).map(drop)?)
 }
 
-/// What is to be said of a server that others than this machine's users may ask, each of them without a key.
+/// Returns a warning if the server needs no API key and is reachable from other machines.
 pub fn open_to_all(config: &ServerConfig) -> Option<String> {
     // The socket of a service manager may listen anywhere.
     let passed = plimsoll_server::has_passed_socket();
@@ -27,7 +27,7 @@ pub fn open_to_all(config: &ServerConfig) -> Option<String> {
     open.then(|| format!("no API key is set: every client that reaches {place} may use it"))
 }
 
-/// Why no trace can be recorded in this file, as far as looking tells.
+/// Returns why no trace can be recorded in this file. It looks at the path and writes nothing.
 pub fn unrecordable(file: &Path) -> Option<String> {
     let folder = file.parent().filter(|folder| *folder != Path::new(""));
     if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
@@ -37,7 +37,7 @@ pub fn unrecordable(file: &Path) -> Option<String> {
     other.then(|| "a directory or a device is there, where a file is wanted".into())
 }
 
-/// What cannot be written, on a full disk for instance, is found before a model is loaded.
+/// Writes a small file beside the trace and removes it, so that a full disk is an error before a model is loaded.
 pub fn try_record(file: &Path) -> anyhow::Result<()> {
     if let Some(why) = unrecordable(file) {
         anyhow::bail!(why);

@@ -1,4 +1,4 @@
-//! `models --fits`: which of the models with a short name this machine can serve, by the planner that `serve` asks.
+//! `models --fits`: lists the models with a short name that this machine can serve. The planner is that of `serve`.
 
 use clap::Parser;
 use plimsoll_engine::whatif::{Load, Need, need};
@@ -21,8 +21,8 @@ struct Defaults {
     engine: EngineArgs,
 }
 
-/// The key of a configuration with about as many bits a weight as a GGUF file of Q4_K_M: four, with a scale and a bias for
-/// 64 weights.
+/// Configuration key of 4-bit weights with a scale and a bias for 64 weights. A GGUF file of Q4_K_M has about as many bits a
+/// weight.
 const QUANTIZED: &str = r#""quantization": {"group_size": 64, "bits": 4}"#;
 
 /// The least context of a model of audio, in tokens: a clip of 30 seconds takes 1,500.
@@ -61,7 +61,7 @@ pub fn planned(args: &ModelsArgs) -> anyhow::Result<(Vec<Row>, u64, Option<u64>)
     Ok((fitting, limit, smallest))
 }
 
-/// What a model needs, planned from its configuration.
+/// Plans a model from its configuration and returns the memory that it needs for this load.
 fn need_of(known: &Known, options: &Options, threads: usize, load: Load) -> anyhow::Result<Need> {
     // Configurations may have Infinity, which JSON lacks, so the key is put into the text.
     let end = known.config.rfind('}').filter(|_| known.weights == Weights::Q4);

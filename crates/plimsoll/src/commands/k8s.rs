@@ -1,5 +1,5 @@
-//! `plan --k8s`: a plan as a Kubernetes manifest. The container's memory limit is the planned line, so the server in it needs no
-//! budget: it reads its cgroup and plans the same again. What must not be in here: arithmetic of its own beyond that one limit.
+//! `plan --k8s`: a plan as a Kubernetes manifest. The container's memory limit comes from the plan, so the server in it needs no
+//! budget: it reads its cgroup and plans the same again. This file must compute no sizes but that limit.
 
 use std::fmt;
 use std::path::Path;
@@ -21,15 +21,15 @@ const STARTUP_PROBES: u64 = 180;
 /// Longest name of an object that labels may carry, too.
 const NAME_BYTES_MAX: usize = 63;
 
-/// A plan, as Kubernetes takes it.
+/// A plan as a Kubernetes manifest. [`fmt::Display`] writes the YAML.
 pub struct Manifest<'a> {
-    /// What was asked for.
+    /// The flags of `plan`.
     pub args: &'a PlanArgs,
-    /// The model's files here.
+    /// The model's files on this machine.
     pub path: &'a Path,
     /// The plan.
     pub planned: &'a EnginePlan,
-    /// The threads that it is for.
+    /// Compute threads of the plan, which are the container's CPUs.
     pub threads: usize,
 }
 
@@ -40,13 +40,13 @@ impl Manifest<'_> {
         (total + total * 3 / 100).div_ceil(1 << 20)
     }
 
-    /// A model that is a path here is in a volume there.
+    /// Whether the model is a path on this machine. The pod then finds it in a volume.
     fn is_local(&self) -> bool {
         Path::new(&self.args.model).exists()
     }
 
-    /// What the container is given: the plan's own size, so that the pod comes to the same plan, or where its node has no matrix
-    /// unit to a smaller one, whatever its node is like.
+    /// The container's arguments. They fix the plan's sizes, so that any node comes to the same plan, or without a matrix unit to a
+    /// smaller one.
     fn serve_args(&self) -> Vec<String> {
         let model = match (self.is_local(), last_name(self.path)) {
             (true, Some(name)) => format!("/models/{}", name.to_string_lossy()),
@@ -62,7 +62,7 @@ impl Manifest<'_> {
         all
     }
 
-    /// `plimsoll-` and the model's name, as far as a label may have it.
+    /// The objects' name: `plimsoll-` and the model's name, with the characters and the length that a label allows.
     fn name(&self) -> String {
         let model = default_name(&self.args.model).to_ascii_lowercase();
         let letters = model.chars().map(|letter| if letter.is_ascii_alphanumeric() { letter } else { '-' });

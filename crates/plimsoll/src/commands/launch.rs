@@ -1,5 +1,5 @@
-//! `launch`: starts a coding agent against a running server, with the settings that it needs. Nothing of the user's own
-//! settings is changed.
+//! `launch`: starts a coding agent against a running server, with the settings that it needs. The user's own settings are not
+//! changed.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -16,10 +16,10 @@ use crate::args::{Client, LaunchArgs};
 use crate::output::{say, tell};
 use crate::private_file;
 
-/// What a client of a server without keys sends: most refuse to start without one.
+/// The key that a client of a server without keys gets: most clients refuse to start without one.
 const NO_KEY: &str = "plimsoll";
 
-/// Where the clients that read a key from a variable of any name find it.
+/// The environment variable with the key, for clients that read it from a variable of any name.
 const KEY_VARIABLE: &str = "PLIMSOLL_API_KEY";
 
 /// Tokens that a client's instructions and tools take before the user has said anything, as measured (docs/clients.md).
@@ -35,12 +35,12 @@ struct Setup {
     install: &'static str,
     /// Variables to set; a key is [`Word::Key`].
     set: Vec<(&'static str, Word)>,
-    /// Variables that would win over those.
+    /// Variables to remove, because they take precedence over `set`.
     unset: &'static [&'static str],
     arguments: Vec<OsString>,
     /// The configuration file that the last argument names.
     file: Option<String>,
-    /// Tokens of its own instructions, where they are known.
+    /// Tokens of the client's own instructions and tools; none where they are not known.
     tokens: Option<u64>,
 }
 
@@ -51,7 +51,7 @@ enum Word {
     Key,
 }
 
-/// The server and the model as clients want them.
+/// The server and the model in the form that clients need.
 struct Place<'a> {
     /// Without `/v1`.
     root: String,
@@ -114,7 +114,7 @@ fn setup(client: Client, place: &Place<'_>) -> Setup {
                 ("ANTHROPIC_SMALL_FAST_MODEL", plain(model)),
                 ("ANTHROPIC_DEFAULT_HAIKU_MODEL", plain(model)),
             ],
-            // With these it asks another provider.
+            // With these variables the client uses another provider.
             unset: &["ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"],
             tokens: Some(CLAUDE_TOKENS),
             ..nothing
@@ -177,7 +177,7 @@ fn codex(base: &str, place: &Place<'_>) -> Vec<OsString> {
 fn opencode(base: &str, place: &Place<'_>) -> Value {
     let mut model = json!({"name": place.model});
     if let Some(context) = place.context {
-        // It asks for so many tokens each time, and summarizes a conversation that leaves less.
+        // OpenCode asks for this many output tokens each time, and summarizes a conversation that leaves fewer.
         model["limit"] = json!({"context": context, "output": context / 4});
     }
     json!({
@@ -209,7 +209,7 @@ fn continues(base: &str, place: &Place<'_>) -> String {
 /// Stands for the key in a configuration file.
 const KEY: &str = "YOUR_KEY";
 
-/// Where the configuration file of a client lies.
+/// The path of a client's configuration file.
 fn file_of(setup: &Setup) -> anyhow::Result<PathBuf> {
     Ok(store::directory()?.join(format!("{}.yaml", setup.program)))
 }
@@ -225,7 +225,7 @@ fn print(setup: &Setup, args: &LaunchArgs, key: Option<&str>) -> anyhow::Result<
     }
     for (name, word) in &setup.set {
         match word {
-            // The user has it there already.
+            // The variable is set by [`key_line`], or already in the user's shell.
             Word::Key if keyed && *name == KEY_VARIABLE => {}
             Word::Key if keyed => say!("export {name}=\"${KEY_VARIABLE}\""),
             Word::Key => say!("export {name}={NO_KEY}"),
@@ -237,7 +237,7 @@ fn print(setup: &Setup, args: &LaunchArgs, key: Option<&str>) -> anyhow::Result<
     if let Some(file) = &setup.file {
         let path = file_of(setup)?;
         let quoted = quoted(&path.to_string_lossy());
-        // The shell puts the key in, and nothing else.
+        // In the here-document, the shell must expand the key's variable and nothing else.
         let file = file.replace('\\', r"\\").replace('$', r"\$").replace('`', r"\`");
         let key = if keyed { format!("${KEY_VARIABLE}") } else { NO_KEY.into() };
         say!("(umask 077; cat > {quoted} <<END\n{}END\n)", file.replace(KEY, &key));
@@ -248,13 +248,13 @@ fn print(setup: &Setup, args: &LaunchArgs, key: Option<&str>) -> anyhow::Result<
     Ok(())
 }
 
-/// Sets the variable that holds the key, unless the user's shell has it there already.
+/// The shell line that sets the variable with the key; none if the environment already has it.
 fn key_line(key: &str, args: &LaunchArgs) -> Option<String> {
     if std::env::var(KEY_VARIABLE).is_ok_and(|set| set == key) {
         return None;
     }
     Some(match args.keys.api_key_file.as_ref().filter(|_| args.keys.api_key.is_empty()) {
-        // The first line that is no comment, as the server reads it.
+        // The first line that is no comment, as in the server.
         Some(file) => {
             let line = r"/^[[:space:]]*[^#[:space:]]/{s/^[[:space:]]*//;s/[[:space:]]*$//;p;q;}";
             format!("export {KEY_VARIABLE}=\"$(sed -n '{line}' {})\"", quoted(&file.to_string_lossy()))
@@ -272,7 +272,7 @@ fn quoted(word: &str) -> String {
     }
 }
 
-/// Becomes the client.
+/// Replaces this process with the client.
 fn start(setup: Setup, args: &LaunchArgs, key: String) -> anyhow::Result<()> {
     let mut command = Command::new(setup.program);
     command.args(&setup.arguments);

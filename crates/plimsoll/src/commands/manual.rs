@@ -1,4 +1,4 @@
-//! `completions` and `man`: what shells and `man` know of the commands, made from the flags themselves.
+//! `completions` and `man`: shell completions and manual pages, generated from the flags.
 
 use std::fs;
 use std::io::Write;
@@ -13,7 +13,7 @@ use crate::args::Cli;
 use crate::flags::arranged;
 use crate::output::say_part;
 
-/// The commands as users see them.
+/// The command line with its flags in the order of `--help`.
 fn command() -> Command {
     let mut command = arranged(Cli::command());
     command.build();

@@ -1,4 +1,4 @@
-//! One file a command.
+//! The commands, one file each, and the steps that several of them share.
 
 pub mod cache;
 mod checks;
@@ -33,7 +33,7 @@ pub fn resolve(model: &str) -> anyhow::Result<PathBuf> {
     resolve_telling(model, &mut TerminalProgress::new())
 }
 
-/// The same, and `progress` is told.
+/// As [`resolve`], and reports the fetch to `progress`.
 pub fn resolve_telling(model: &str, progress: &mut dyn Progress) -> anyhow::Result<PathBuf> {
     let what = || format!("model '{model}'");
     if let ModelRef::GgufFile(path) | ModelRef::Directory(path) = ModelRef::parse(model).with_context(what)? {
@@ -43,7 +43,7 @@ pub fn resolve_telling(model: &str, progress: &mut dyn Progress) -> anyhow::Resu
     plimsoll_hub::resolve(model, &cache, progress).with_context(what)
 }
 
-/// Where a model's files are, if they need no fetching. Local files need no cache, which needs HOME.
+/// The path of a model's files; none if they must be fetched. Local files are found without the cache, which needs HOME.
 pub fn ready(model: &ModelRef) -> Result<Option<PathBuf>, HubError> {
     match model {
         ModelRef::GgufFile(path) | ModelRef::Directory(path) => Ok(Some(path.clone())),
@@ -51,7 +51,7 @@ pub fn ready(model: &ModelRef) -> Result<Option<PathBuf>, HubError> {
     }
 }
 
-/// Logs what became of the file with a GGUF model's encoders.
+/// Logs whether the file with a GGUF model's encoders was loaded, or why it was left out.
 pub fn tell_encoder(checkpoint: &Checkpoint) {
     match checkpoint.mmproj() {
         MmprojState::None => {}

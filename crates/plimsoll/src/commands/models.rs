@@ -1,4 +1,4 @@
-//! `pull`, `models`, `rm`: the cache.
+//! `pull`, `models`, `rm`: fetch, list and remove models of the cache.
 
 use plimsoll_hub::{CATALOGUE, Cache, KNOWN};
 use plimsoll_memory::Bytes;
@@ -12,7 +12,7 @@ pub fn pull(model: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints what is cached, then what could be fetched.
+/// Prints the cached models, then the known models that are not cached.
 pub fn list() -> anyhow::Result<()> {
     let cache = Cache::default_location()?;
     let cached = cache.list();

@@ -17,7 +17,7 @@ use crate::output::tell;
 const READ_BYTES_MAX: u64 = 4 << 30;
 /// The hub must answer within this time.
 const HUB_WITHIN: Duration = Duration::from_secs(1);
-/// Bytes of an answer to the question.
+/// Most bytes of the user's answer to the question that are read.
 const ANSWER_BYTES_MAX: u64 = 256;
 
 /// A row of `plimsoll models --fits --json`.
@@ -33,7 +33,7 @@ struct Fitting {
     read_bytes_per_token: u64,
 }
 
-/// What `plimsoll models --fits --json` prints.
+/// The document that `plimsoll models --fits --json` prints.
 #[derive(Debug, Deserialize)]
 struct FittingModels {
     models: Vec<Fitting>,
@@ -44,14 +44,14 @@ impl Fitting {
         matches!(self.kind.as_str(), "text" | "vision")
     }
 
-    /// The model in words.
+    /// The model's name, parameters, memory and licence, for messages.
     fn words(&self) -> String {
         let size = parameters(self.millions);
         format!("{} ({size} parameters, {} of memory, {})", self.name, Bytes(self.needed_bytes), self.licence)
     }
 }
 
-/// Says which larger model this machine can serve.
+/// Prints a hint about the larger model that this machine can serve, if there is one.
 pub fn hint() {
     if let Some(model) = offered() {
         tell!("no model was named: {DEFAULT_MODEL} it is; this machine can also serve {}:", model.words());
@@ -83,7 +83,7 @@ fn is_yes(answer: &str) -> bool {
     ["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str())
 }
 
-/// The model to offer, if a user is there to read of it and the hub answers.
+/// The model to offer. None without a terminal, or if the hub does not answer.
 fn offered() -> Option<Fitting> {
     if !stdin().is_terminal() || !stderr().is_terminal() {
         return None;
@@ -93,7 +93,7 @@ fn offered() -> Option<Fitting> {
     is_there.then_some(model)
 }
 
-/// The models that fit. A process of its own plans them, so that this one holds no byte of their plans.
+/// The models that fit. A child process plans them, so that their plans take no memory of this process.
 fn fitting() -> Option<Vec<Fitting>> {
     let mut command = Command::new(std::env::current_exe().ok()?);
     command.args(["models", "--fits", "--json"]).stdin(Stdio::null()).stderr(Stdio::null());
@@ -102,7 +102,7 @@ fn fitting() -> Option<Vec<Fitting>> {
     Some(read.models)
 }
 
-/// The largest that writes text and reads little enough for a token; none if that is no larger than the default model.
+/// The largest model that writes text and reads at most [`READ_BYTES_MAX`] per token; none if it is no larger than the default model.
 fn best(models: Vec<Fitting>) -> Option<Fitting> {
     let default = models.iter().find(|model| model.name == DEFAULT_MODEL).map_or(0, |model| model.millions);
     let fast = |model: &Fitting| model.writes_text() && model.read_bytes_per_token <= READ_BYTES_MAX;

@@ -1,4 +1,4 @@
-//! `plan`: what serving would take, from headers and configuration alone. The same code as start-up (I8).
+//! `plan`: the memory that serving would take, from headers and configuration alone. The same code plans start-up (I8).
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -47,7 +47,7 @@ pub fn options(engine: &EngineArgs, http: &HttpArgs, tokenizer_bytes: Option<u64
     Ok(Options { tokenizer_bytes, ..engine.options_beside(&http.config()?) })
 }
 
-/// What `plan` exits with when the model or the load does not fit.
+/// The exit code of `plan` when the model or the load does not fit.
 const DOES_NOT_FIT: u8 = 2;
 
 /// Prints the plan. The exit code is 2 where something does not fit, so that scripts can tell it from a mistake.
@@ -66,7 +66,7 @@ pub fn run(args: PlanArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Prints the plan. Gives whether what was asked for fits.
+/// Prints the plan. Returns whether the model or the load fits.
 fn print(args: PlanArgs) -> anyhow::Result<bool> {
     if let Some(file) = &args.models {
         return super::several::plan(file, &args);
@@ -86,7 +86,7 @@ fn print(args: PlanArgs) -> anyhow::Result<bool> {
         }
         return Ok(true);
     }
-    // Whatever a pod's node has: no other instruction set takes as much.
+    // The instruction set of the pod's node is unknown. AMX takes the most memory, so the plan assumes it.
     let options = Options { isa: options.isa.or(args.k8s.k8s.then_some(Isa::Amx)), ..options };
     let planned = Blueprint::new(&checkpoint, &options)?.plan(&options, host.threads, &host.limit)?;
     if args.k8s.k8s {
@@ -103,13 +103,13 @@ fn print(args: PlanArgs) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-/// Whether the load that was asked for fits.
+/// Computes whether the load of `--users`, `--context`, `--images` and `--audio-seconds` fits.
 fn answer(args: &PlanArgs, checkpoint: &Checkpoint, options: &Options, host: Host) -> anyhow::Result<Answer> {
     let longest = checkpoint.config.max_context as u64;
     let context = args.context.unwrap_or(longest.min(4096));
     let (images, audio_seconds) = (args.images.unwrap_or(0), args.audio_seconds.unwrap_or(0));
     let load = Load { users: args.users.unwrap_or(1), context, images, audio_seconds };
-    // A budget that is named is the limit, also when it is that of a larger machine than this one.
+    // An explicit budget is the limit, even if it is larger than this machine's.
     let limit = match options.memory_budget {
         Some(budget) => {
             let limit = MemoryLimit::of_budget(budget.bytes(host.limit.bytes), "--memory-budget");
@@ -198,7 +198,7 @@ fn gflop(work: Work) -> f64 {
     work.flops as f64 / 1e9
 }
 
-/// Does it fit, how much would, and what would help.
+/// Prints whether the load fits, how much would, and which changes would help.
 fn print_answer(answer: &Answer, json: bool) -> anyhow::Result<()> {
     if json {
         say!("{}", serde_json::to_string_pretty(answer)?);
@@ -226,7 +226,7 @@ fn print_answer(answer: &Answer, json: bool) -> anyhow::Result<()> {
     say!("  at {context} tokens each: {} user{most} at most", answer.users_max);
     say!("  with {users} user{ones}: {} tokens each at most", answer.context_max);
     for knob in &answer.knobs {
-        // On a GPU with memory of its own a flag may save there alone, or here.
+        // On a GPU with its own memory, a flag may save memory on the GPU, in the host, or both.
         let all = |device: Option<u64>, here: u64| device.unwrap_or(0).saturating_add(here);
         let needed = all(answer.device.map(|gpu| gpu.needed_bytes), answer.needed_bytes);
         let saved = Bytes(needed.saturating_sub(all(knob.device_needed_bytes, knob.needed_bytes)));

@@ -1,4 +1,4 @@
-//! `replay`: a recorded trace against a server, or against the scheduler and the memory of a plan.
+//! `replay`: sends a recorded trace to a server, or runs it through the scheduler and the memory of a plan.
 
 use plimsoll_bench::replay;
 use plimsoll_engine::{Blueprint, Host};

@@ -1,4 +1,4 @@
-//! `serve`: plan, load, self-test, say ready with one line, serve until a signal, drain.
+//! `serve`: plan, load, self-test, print the ready line, serve until a signal, drain.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use crate::args::ServeArgs;
 use crate::names::default_name;
 use crate::runtime::{end, http_runtime};
 
-/// An engine that is told to end does so within this time: it writes what is not on disk yet for five seconds at most.
+/// An engine stops within this time. It writes to its disk cache for five seconds at most.
 const ENDED_WITHIN: Duration = Duration::from_secs(15);
 
 /// Runs the server.
@@ -66,10 +66,10 @@ pub fn run(args: ServeArgs) -> anyhow::Result<()> {
     });
     end(runtime);
     ended?;
-    // Before the stop, which gives everything back: the report says what was held to the last.
+    // Before the stop, which frees all memory: the report shows what was held until then.
     tracing::info!("drained; the ledger at the end:\n{}", engine.report());
     engine.stop();
-    // What it has not written to its cache on disk by then is lost with the process.
+    // Cache entries that the engine has not written to disk by then are lost with the process.
     if !engine.wait_stopped(ENDED_WITHIN) {
         tracing::warn!("the engine did not end within {} s", ENDED_WITHIN.as_secs());
     }

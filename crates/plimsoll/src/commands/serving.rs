@@ -42,7 +42,7 @@ pub fn served(
     })
 }
 
-/// What the model is, for pages that describe it.
+/// Describes the model for the API: format, family, quantization, parameters and bytes.
 fn about(checkpoint: &Checkpoint) -> About {
     let meta = checkpoint.gguf();
     let known = || checkpoint.config.architecture.gguf_name();
@@ -102,8 +102,8 @@ fn file_type_name(number: u64) -> Option<&'static str> {
     })
 }
 
-/// What is known of a model's use without loading it, as the operator and the checkpoint's own files say: how embeddings and scores
-/// are made, and the sampling of requests that name none.
+/// Reads how the model makes embeddings and scores, and the sampling of requests that name none. Both come from the flags and the
+/// checkpoint's own files; nothing is loaded.
 pub fn pooling_and_sampling(
     by: CheckpointDefaults,
     config: Option<&ModelConfig>,
@@ -122,7 +122,7 @@ fn recommended(by: &SamplingParams) -> SamplingDefaults {
     SamplingDefaults { temperature, top_p, top_k, min_p, repetition_penalty, source: SamplingSource::Model }
 }
 
-/// Says which sampling a request gets that names none.
+/// Logs the sampling of requests that name none.
 fn log_sampling(sampling: &SamplingDefaults) {
     let SamplingDefaults { temperature, top_p, top_k, min_p, repetition_penalty, source } = *sampling;
     let origin = match source {
@@ -133,8 +133,8 @@ fn log_sampling(sampling: &SamplingDefaults) {
     tracing::info!(%temperature, %top_p, top_k, %min_p, %repetition_penalty, "default sampling comes from {origin}");
 }
 
-/// How embeddings and scores are made: as the operator says, or else the checkpoint's own files; an encoder without either gives
-/// the mean.
+/// How embeddings and scores are made: as `--pooling` says, or else the checkpoint's own files. An encoder without either uses the
+/// mean.
 fn pooled(
     asked: Option<PoolingMode>,
     sentence: Result<Option<Sentence>, LoadingError>,
@@ -163,7 +163,7 @@ fn pooled(
         anyhow::bail!("--pooling: this model has dense layers behind a pooling of its own; leave --pooling out");
     }
     let sentence = match sentence {
-        // The operator's word counts, and a classifier does not pool.
+        // `--pooling` overrides the file, and a classifier does not pool.
         Err(_) if asked.is_some() || classifies => None,
         Err(error) if encoder.is_none() => {
             tracing::warn!("no embeddings are made: {error}");

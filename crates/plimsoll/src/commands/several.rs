@@ -1,4 +1,5 @@
-//! `serve --models`: one limit, one engine host, engines that come and go with what is asked; and `plan --models`, which says what they take.
+//! `serve --models`: one memory limit and one engine host. Engines are loaded and unloaded as requests need them. `plan --models`:
+//! the memory that they need.
 
 mod disk;
 
@@ -49,7 +50,7 @@ pub fn run(file: &Path, args: &ServeArgs, config: ServerConfig, began: Instant) 
         serve_models(listener, listed, Arc::new(loader), config, told).await.context("serving")
     });
     end(runtime);
-    // What engines have not written to their caches on disk by then is lost with the process.
+    // Cache entries that the engines have not written to disk by then are lost with the process.
     if !engine_host.close(UNLOAD_WITHIN) {
         tracing::warn!("the models were not unloaded within {} s", UNLOAD_WITHIN.as_secs());
     }
@@ -68,7 +69,7 @@ fn listed((name, model): &(String, ModelArgs)) -> Listed {
 /// A model of several, and its plan or why it has none.
 type Planned<'a> = (&'a str, Result<EnginePlan, LoadError>);
 
-/// What an engine host that has these plans in it comes to: what `plan --models` prints. Whether one of them fits.
+/// Prints the plan of the engine host and of each model, for `plan --models`. Returns whether at least one model fits.
 pub fn plan(file: &Path, args: &PlanArgs) -> anyhow::Result<bool> {
     let config = args.http.config()?;
     let models = models_file::read(file, &args.inherited)?;
@@ -82,7 +83,7 @@ pub fn plan(file: &Path, args: &PlanArgs) -> anyhow::Result<bool> {
         true => say!("{}", serde_json::to_string_pretty(&document(&engine_host, &plans))?),
         false => print_plans(&engine_host, &plans),
     }
-    // One that is too large is no error to `serve` either: the others are served.
+    // A model that is too large is no error, as in `serve`: the others are served.
     let broken = |result: &Result<EnginePlan, LoadError>| matches!(result, Err(error) if !matches!(error, LoadError::TooLarge(_)));
     let broken = names(plans.iter().filter(|(_, result)| broken(result)));
     ensure!(broken.is_empty(), "{}: no plan for {broken}, and why is said above", file.display());
@@ -136,7 +137,7 @@ fn words(error: &LoadError) -> &str {
     }
 }
 
-/// What the HTTP side may take for all models together, less what is in the plan of each.
+/// Heap bytes that the HTTP side may take for all models together, less those that are in the plan of each model.
 fn shared_bytes(config: &ServerConfig) -> u64 {
     config.heap_bytes_max() - config.model_bytes_max(config.grammar_bytes)
 }
@@ -145,7 +146,7 @@ fn shared_bytes(config: &ServerConfig) -> u64 {
 fn machine(models: &[(String, ModelArgs)], engine: &EngineArgs, config: &ServerConfig) -> anyhow::Result<Host> {
     let options = engine.options_beside(config);
     let cores = Host::read(&options)?.threads;
-    // Each has its compute threads, its own, its watch, and two that follow grammars.
+    // Each model has its compute threads, its own thread, its watch thread, and two threads that follow grammars.
     let of = |(_, model): &(String, ModelArgs)| model.engine.threads.unwrap_or(cores) + 4;
     let other_threads = options.other_threads + models.iter().map(of).sum::<usize>();
     Ok(Host::read(&Options { other_threads, ..options })?)
@@ -154,7 +155,7 @@ fn machine(models: &[(String, ModelArgs)], engine: &EngineArgs, config: &ServerC
 /// The models, and the machine they share.
 pub struct Shop {
     models: Vec<(String, ModelArgs)>,
-    /// What each has of the prefix cache on disk.
+    /// Each model's share of the prefix cache on disk, in the order of `models`.
     disks: Vec<Option<DiskCache>>,
     host: Host,
     log_ledger_every: u64,
@@ -168,12 +169,12 @@ impl Shop {
         Ok(Self { models, disks, host, log_ledger_every: 0 })
     }
 
-    /// What they share.
+    /// Plans the memory that all models share.
     pub fn engine_host(&self, config: &ServerConfig) -> Plan {
         EngineHost::planned(shared_bytes(config), &self.host.limit)
     }
 
-    /// What a model takes under `all` that the engine host leaves, and the machine as it finds it.
+    /// Plans a model under the limit `all`, which the engine host leaves to its models. Also returns the machine as the model finds it.
     pub fn plan(
         &self,
         index: usize,
@@ -195,7 +196,7 @@ impl Shop {
                 tracing::info!(model = %name, "not in the cache: fetched and planned when it is first asked for");
                 continue;
             };
-            // What can be planned anywhere is served only by a machine that has its instructions, and with its weights.
+            // A plan needs neither the weights nor the instruction set. Serving needs both, so they are checked here.
             let checkpoint = with_weights(&path, &self.options(index).mmproj).with_context(what)?;
             match self.foreseen(index, &checkpoint, all) {
                 Ok((_, host)) => host.runs_kernels().with_context(what)?,
@@ -214,14 +215,14 @@ impl Shop {
         Options { log_ledger_every: self.log_ledger_every, disk_cache, ..models_file::options_of(model) }
     }
 
-    /// The same for a model that is known: an encoder has no prefixes to keep.
+    /// As [`Self::options`], without a disk cache where the checkpoint is an encoder: it has no prefixes to keep.
     fn options_for(&self, index: usize, checkpoint: &Checkpoint) -> Options {
         let options = self.options(index);
         let disk_cache = options.disk_cache.filter(|_| checkpoint.config.encoder.is_none());
         Options { disk_cache, ..options }
     }
 
-    /// The machine as this model finds it: alone in the engine host, under `all` of its limit or the part of it that the operator gave it.
+    /// The machine as this model finds it when it is alone in the engine host. Its limit is `all`, or the part that its memory budget sets.
     fn host(&self, options: &Options, all: &MemoryLimit, engine_host: Option<&Arc<EngineHost>>) -> Host {
         let limit = match options.memory_budget.map(|budget| budget.bytes(all.bytes)) {
             Some(bytes) if bytes < all.bytes => MemoryLimit::of_budget(bytes, "the model's memory-budget"),
@@ -249,7 +250,7 @@ impl Shop {
         })
     }
 
-    /// What a model takes, from its headers alone.
+    /// Finds a model's files and plans it from their headers alone.
     fn needs(&self, index: usize, all: &MemoryLimit, cancel: &Cancel) -> Result<EnginePlan, LoadError> {
         let checkpoint =
             Checkpoint::open_with(&self.path(index, cancel)?, &self.options(index).mmproj).map_err(failed)?;
@@ -353,7 +354,7 @@ impl Loader for Loading {
 
     fn unload(&self, engine: EngineHandle) -> bool {
         let gone = engine.move_out(UNLOAD_WITHIN);
-        // The last handle holds the tokenizer and the tables of requests: what the heap keeps of them goes back, too.
+        // The last handle holds the tokenizer and the tables of requests. The trim returns their heap pages to the system.
         drop(engine);
         heap::trim();
         tracing::debug!(planned = %Bytes(self.engine_host.planned_total()), "an engine has moved out");

@@ -9,10 +9,11 @@ use sd_notify::NotifyState;
 
 use super::serving::notify;
 
-/// A signal that comes so soon after the first is the same one, sent to a process and to its group.
+/// A signal within this time after the first is the same one, sent to the process and to its group.
 const SAME_SIGNAL: Duration = Duration::from_secs(1);
 
-/// Listens for Ctrl-C, SIGTERM and SIGHUP from now on, and says so of the first and of one that comes later. To be called where HTTP runs.
+/// Listens for Ctrl-C, SIGTERM and SIGHUP from now on. Sends a message for the first signal, and one for a later signal.
+/// Call it in the HTTP runtime.
 pub fn told() -> std::io::Result<StopSignals> {
     let mut signals = Signals::new()?;
     let (tell, told) = tokio::sync::mpsc::channel(1);
@@ -33,8 +34,8 @@ pub fn told() -> std::io::Result<StopSignals> {
     Ok(told)
 }
 
-/// Ends the process when it is told so before it serves. Only the first process of a container needs that: the system keeps signals from it
-/// that it does not listen for.
+/// Ends the process on a signal that arrives before it serves. Only the first process of a container (process ID 1) needs this:
+/// the system drops signals to it that it does not listen for.
 pub struct Early {
     _serving: Option<tokio::sync::oneshot::Sender<()>>,
 }
@@ -63,12 +64,12 @@ impl Early {
     }
 }
 
-/// What tells the server to end.
+/// The signals that end the server.
 #[cfg(unix)]
 struct Signals {
     interrupt: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
-    /// The terminal has gone; none where that is to be survived (`nohup`).
+    /// SIGHUP: the terminal has gone. None where the process ignores it (`nohup`).
     hangup: Option<tokio::signal::unix::Signal>,
 }
 

@@ -1,4 +1,4 @@
-//! Where each value comes from, and which source wins.
+//! The source of each value, and the order of the sources.
 
 use plimsoll_device::KvDtype;
 
@@ -55,7 +55,7 @@ fn a_flag_wins_over_the_environment_over_the_file_over_the_default() {
         let found = page.lines().find(|found| found.starts_with(line)).unwrap_or_else(|| panic!("{line}: {page}"));
         assert!(found.ends_with(&format!("# {origin}")), "{found}");
     }
-    // What is printed is a configuration itself.
+    // The printed page is a configuration file.
     let (again, _gone) = file(&page);
     let (cli, _) = given(&["serve", "--config", again.to_str().unwrap()], &[]).unwrap();
     assert_eq!(serve(cli).port, 3);
@@ -82,7 +82,7 @@ fn what_is_no_setting_is_refused_by_name() {
     assert!(refused("config = 'x'", &[]).contains("`config`"));
     let missing = given(&["serve", "--config", "/nowhere/at/all.toml"], &[]).unwrap_err();
     assert!(format!("{missing:#}").contains("/nowhere/at/all.toml"), "{missing:#}");
-    // What Kubernetes adds is not ours.
+    // Variables that Kubernetes sets are ignored.
     let kubernetes = [
         ("PLIMSOLL_SERVICE_HOST", "10.0.0.1"),
         ("PLIMSOLL_PORT", "tcp://10.0.0.1:8000"),

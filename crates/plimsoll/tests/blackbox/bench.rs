@@ -1,4 +1,4 @@
-//! `bench` against a real server: a round's report, and what an intruder adds to it.
+//! `bench` against a real server: a round's report, with and without an intruder.
 
 use std::path::Path;
 
@@ -29,14 +29,14 @@ fn bench_says_what_a_long_prompt_does_to_running_streams() {
         assert!(number("/intruder/gap_p50_s") <= number("/intruder/gap_p99_s"), "{round}");
         assert!(number("/intruder/gap_p99_s") <= number("/intruder/gap_max_s"), "{round}");
     }
-    // Without one, nothing is said about it.
+    // Without an intruder, the table does not mention one.
     let table = run(&[&load[..], &["--output-tokens", "4", "--rounds", "1"]].concat()).good();
     assert!(table.contains("output tok/s") && !table.contains("intruder"), "{table}");
 }
 
 #[test]
 fn a_process_that_is_not_there_is_refused_not_measured() {
-    // Above the largest there can be.
+    // A process ID above the largest possible one.
     let words = run(&["bench", "--url", "http://127.0.0.1:9", "--pid", "4194305"]).refused();
     assert!(words.contains("--pid 4194305: no such process"), "{words}");
 }

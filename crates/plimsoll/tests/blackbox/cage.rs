@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use crate::limit::{Cage, say, text, tool};
 use crate::product::{Server, binary, cache, default_model, plimsoll, repository, run};
 
-/// Other tests share the cores: how quickly health answers is judged elsewhere.
+/// Time limit of `/health` in milliseconds. It is long, because other tests share the cores; the time is checked elsewhere.
 const HEALTH_MS: &str = "30000";
 
-/// The script that any user can run, with this build's binary.
+/// Runs `tools/soak_cgroup.sh` with this build's binary.
 fn soak(args: &[&str]) -> Output {
     default_model();
     let mut command = Command::new(tool("soak_cgroup.sh"));
@@ -60,7 +60,7 @@ fn planned(flags: &[&str]) -> u64 {
     serde_json::from_str::<Value>(&plan).unwrap()["total"].as_u64().unwrap()
 }
 
-/// Starts two servers at once; each is ready, or has refused with these words.
+/// Starts two servers at once. Each is ready, or has failed with this output.
 fn start_two(cage: &Cage, flags: &[&str]) -> [Result<Server, String>; 2] {
     let start = || Server::try_start(cage.plimsoll(&[&["serve", "smollm2", "--port", "0"], flags].concat()));
     thread::scope(|scope| {
@@ -83,12 +83,12 @@ fn two_servers_that_start_at_once_stay_inside_a_limit_that_holds_one_and_a_half(
         (ready.into_iter().next().unwrap().unwrap(), refused.into_iter().next().unwrap().err().unwrap());
     println!("{words}");
     assert!(words.contains("bytes are free in") || words.contains("it does not fit"), "numbers: {words}");
-    // The one that is there serves as if nothing had happened.
+    // The running server still serves.
     let answer = server.ask("/v1/completions", &json!({"prompt": "Hello", "max_tokens": 8, "ignore_eos": true}));
     assert_eq!(answer["usage"]["completion_tokens"], 8, "{answer}");
     let [limit, peak, kills] = cage.report();
     assert!(peak <= limit && kills == 0, "{peak} of {limit} bytes, {kills} kills");
-    // Its place is free again as soon as it has gone.
+    // Its memory is free again as soon as it has ended.
     drop(server);
     let again = Server::try_start(cage.plimsoll(&[&["serve", "smollm2", "--port", "0"], &pinned[..]].concat()));
     assert!(again.is_ok(), "{}", again.err().unwrap_or_default());
@@ -122,7 +122,7 @@ fn a_cage_that_is_too_small_is_seen_before_anything_is_loaded() {
     assert!(peak < limit / 2 && kills == 0, "{peak} of {limit} bytes were touched, {kills} kills");
 }
 
-/// A neighbour that takes what is left in a server's cgroup, until it is dropped.
+/// A process that takes the free memory of a server's cgroup, until it is dropped.
 struct Balloon(Child);
 
 impl Balloon {
@@ -132,7 +132,7 @@ impl Balloon {
         Self(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
     }
 
-    /// It goes, and its memory with it.
+    /// Ends the process, which frees its memory.
     fn burst(mut self) {
         assert!(self.0.try_wait().unwrap().is_none(), "the balloon ended by itself: somebody killed it");
         let _ = self.0.kill();
@@ -217,7 +217,7 @@ fn a_limit_that_shrinks_under_a_running_server_is_noticed() {
         Server::try_start(cage.plimsoll(&[&["serve", "smollm2", "--port", "0"], &flags[..]].concat())).unwrap();
     let page = server.memory();
     assert_eq!(page["degradation"]["level"], "calm", "{page}");
-    // What is resident and a little more: the plan's untouched part has no room any more.
+    // A limit just above the resident memory: the untouched part of the plan no longer fits.
     let touched = page["process"]["rss_anon"].as_u64().unwrap();
     cage.limit(touched + (24 << 20));
     let stands = |level: &str| server.memory()["degradation"]["level"] == level;

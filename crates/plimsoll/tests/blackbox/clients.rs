@@ -1,4 +1,4 @@
-//! The official Python clients against the server: what their users rely on, checked by a script for each.
+//! The official clients against the server: a script for each checks the features that its users rely on.
 
 use std::io::{BufRead, BufReader};
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ use crate::page::{modules, program};
 use crate::product::{Server, plimsoll, repository, run};
 use crate::python::{self, comes_to_its_end};
 
-/// The releases the scripts were written against.
+/// The releases that the scripts were written for.
 pub const OPENAI: &str = "openai==3.52.0";
 pub const ANTHROPIC: &str = "anthropic==2.12.0";
 const OLLAMA: &str = "ollama==0.6.3";
@@ -35,19 +35,19 @@ const AI: [&str; 5] = [
     "zod@4.6.7",
 ];
 
-/// Runs a script against a server that refuses what it does not know: the official clients' own types are all known.
+/// Runs a script against a server that refuses unknown fields. The server knows all fields of the official clients.
 fn satisfies_strictly(client: &str, script: &str) {
     let flags = ["--max-total-token-num", "16384", "--max-req-total-len", "2048", "--unknown-fields", "refuse"];
     python::satisfies(client, script, &Server::start(&flags), &[]);
 }
 
-/// Runs a script against a server of its own.
+/// Runs a script against a new server.
 fn satisfies(client: &str, script: &str) {
     let server = Server::start(&["--max-total-token-num", "16384", "--max-req-total-len", "2048"]);
     python::satisfies(client, script, &server, &[]);
 }
 
-/// Runs a script of Node's, which finds its packages in `modules`.
+/// Runs a Node.js script, which finds its packages in `modules`.
 fn runs_in_node(script: &str, modules: &Path, server: &Server) {
     let mut command = Command::new(program(&["node"]));
     command
@@ -70,7 +70,7 @@ fn the_openai_clients_responses_are_what_it_expects() {
     satisfies_strictly(OPENAI, "responses_client.py");
 }
 
-/// A server of the official package of MCP.
+/// An MCP server from the official package.
 struct McpServer {
     child: Child,
     url: String,

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::product::{Finished, default_model, fixture, plimsoll, run, run_with_input};
 
-/// A cache of its own, removed at the end.
+/// A separate model cache, removed when it is dropped.
 struct OwnCache(PathBuf);
 
 impl OwnCache {
@@ -18,7 +18,7 @@ impl OwnCache {
         Self(path)
     }
 
-    /// Puts the default model there, without its bytes being written a second time where links are possible.
+    /// Puts the default model into the cache as hard links, so that its bytes are not written again.
     fn with_default_model(self) -> Self {
         let source = default_model().parent().unwrap();
         let target = self.0.join("catalogue/smollm2");
@@ -99,7 +99,7 @@ fn bad_flags_are_answered_with_what_is_allowed() {
         (["--max-total-token-num", "99999999999999"], "it does not fit"),
         (["--memory-budget", "1MiB"], "it does not fit"),
         (["--device", "tpu"], "unknown device 'tpu'"),
-        // There is none, or the program was built without.
+        // There is no such GPU, or the program was built without the feature.
         (["--device", "gpu:99"], "--device gpu: "),
     ] {
         let llama = fixture("llama");
@@ -171,7 +171,7 @@ fn client_may_leave_after_reading_enough() {
     for args in [&["plan"][..], &["plan", "--json"]] {
         let args = [args, &[model.to_str().unwrap()]].concat();
         let mut child = plimsoll(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        // As `head` does, only sooner.
+        // Closes the pipe early, as `head` does.
         drop(child.stdout.take());
         let finished = Finished::of(child.wait_with_output().unwrap());
         assert_eq!((finished.code, finished.stderr.contains("panicked")), (Some(0), false), "{finished:?}");

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::product::{Server, repository};
 
-/// Runs a shell command in which `curl` gives up on errors of the server and after a minute.
+/// Runs a shell command in which `curl` fails on errors of the server and after a minute.
 fn shell(command: &str) -> String {
     let script = format!("curl() {{ command curl -sS --fail-with-body --max-time 60 \"$@\"; }}\n{command}");
     let output = Command::new("bash").args(["-c", &script]).output().expect("bash runs");
@@ -56,7 +56,7 @@ fn the_examples_of_the_readme_work_as_printed() {
                 serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{example}: {error}: {answer}"));
             let text = answer["choices"][0]["message"]["content"].as_str().unwrap_or_default();
             assert!(!text.is_empty(), "{example}: {answer}");
-            // Only a greedy answer is the same on every run, and only such an example can promise what it says.
+            // Only a greedy answer is the same on every run, so only its text is checked.
             let certain = example.contains("\"temperature\": 0") && example.contains("capital of France");
             assert!(!certain || text.contains("Paris"), "{example}: {answer}");
         }
@@ -79,7 +79,7 @@ fn curl_sees_streams_and_errors_as_it_should() {
     assert_eq!(status(&format!("{base}/v1/completions {json} -d '{{'")), "400");
     assert_eq!(status(&format!("{base}/v1/completions -d '{{}}'")), "400", "curl's own content type is a form's");
     assert_eq!(status(&format!("{base}/v1/completions -H 'Origin: http://a.example' -d '{{}}'")), "415");
-    // curl announces long bodies and waits for leave ("Expect: 100-continue"); the limit is 8 MiB.
+    // curl announces long bodies and waits for permission ("Expect: 100-continue"); the limit is 8 MiB.
     let long =
         format!("command curl -s -o /dev/null -w '%{{http_code}}' {base}/v1/completions {json} --data-binary @-");
     assert_eq!(shell(&format!("head -c 9000000 /dev/zero | {long}")), "413");

@@ -1,5 +1,4 @@
-//! The demo model inside the program: no network, images with known answers, and each client gets the answer to its own
-//! image.
+//! The demo model inside the program: no network, images with known answers. Each client gets the answer to its own image.
 
 use std::path::Path;
 use std::thread;
@@ -11,7 +10,7 @@ use serde_json::{Value, json};
 use crate::http::request;
 use crate::product::{Server, repository};
 
-/// Held-out images that the model reads rightly (`tools/train_demo/keep.py`): the message that asks, and the answer.
+/// Held-out images that the model reads correctly (`tools/train_demo/keep.py`): the question as a message, and the answer.
 fn questions() -> Vec<(Value, String)> {
     let folder = repository().join("tests/fixtures/demo");
     let listed: Value = serde_json::from_slice(&std::fs::read(folder.join("questions.json")).unwrap()).unwrap();
@@ -35,7 +34,7 @@ fn demo_model_reads_images_and_answers_each_client() {
         answer["choices"][0]["message"]["content"].as_str().unwrap().trim().to_owned()
     };
     assert_eq!(ask(&json!([{"role": "user", "content": "What is 12 + 30?"}])), "42");
-    // A hundred and seventy-six, sixteen at a time: a neighbour's image would show as a neighbour's answer.
+    // 176 requests, 16 at a time: a neighbour's image would show as its answer.
     thread::scope(|scope| {
         for client in 0..16 {
             let (questions, ask) = (&questions, &ask);
@@ -47,7 +46,7 @@ fn demo_model_reads_images_and_answers_each_client() {
             });
         }
     });
-    // What is kept of the images is told, and forgotten on demand.
+    // Cached encoder outputs are reported, and removed on demand.
     let kept = server.get("/v1/cache").json();
     assert!(kept["encoder_entries"].as_u64() > Some(0) && kept["encoder_bytes"].as_u64() > Some(0), "{kept}");
     let after = request(server.address, "DELETE", "/v1/cache", b"").expect("an answer").json();

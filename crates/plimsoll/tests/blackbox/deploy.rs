@@ -1,4 +1,4 @@
-//! Running it as an operator does: settings from a file and the environment, keys, the files in `deploy/`.
+//! The server as an operator runs it: settings from a file and the environment, keys, the files in `deploy/`.
 
 use std::fs;
 use std::io::Write;
@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::http::{Answer, request};
 use crate::product::{Finished, PATIENCE, Server, binary, fixture, plimsoll, repository};
 
-/// A file of its own, removed at the end.
+/// A file that is removed when it is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -89,7 +89,7 @@ fn print_config_says_where_everything_comes_from_and_loads_nothing() {
 #[test]
 fn the_settings_in_deploy_are_settings() {
     let shipped = repository().join("deploy/plimsoll.toml");
-    // What is commented out is checked as well: it is what people uncomment.
+    // Commented-out settings are checked, too, because users uncomment them.
     let text = fs::read_to_string(&shipped).unwrap();
     let lines = text.lines().map(|line| line.strip_prefix('#').filter(|rest| rest.contains(" = ")).unwrap_or(line));
     let all = Scratch::new("all.toml", &lines.collect::<Vec<_>>().join("\n"));
@@ -119,7 +119,7 @@ fn systemd_unit_is_valid_and_its_memory_is_the_plan() {
         |from: &str| plan.split_once(from).unwrap().1.split_whitespace().next().unwrap().parse::<u64>().unwrap();
     let (planned, max) = (number("The plan takes "), number("MemoryMax="));
     assert!(planned > 0 && max == planned + planned * 3 / 100, "{plan}");
-    // Where systemd is installed it has the last word; the binary is this one.
+    // If systemd is installed, it checks the unit, with the path of this binary.
     let here = unit.replace("ExecStart=plimsoll", &format!("ExecStart={}", binary().display()));
     let here = Scratch::new("plimsoll.service", &here);
     match Command::new("systemd-analyze").args(["verify", here.path()]).output() {
@@ -131,7 +131,7 @@ fn systemd_unit_is_valid_and_its_memory_is_the_plan() {
     }
 }
 
-/// The image cannot be built here; what it says to the binary can be checked.
+/// The image is not built here; its variables and arguments for the binary are checked.
 #[test]
 fn the_container_speaks_to_this_binary() {
     let file = fs::read_to_string(repository().join("deploy/Containerfile")).unwrap();
@@ -204,7 +204,7 @@ fn passed_socket_serves_clients_that_came_before_the_server() {
     let mut early = TcpStream::connect(address).unwrap();
     early.set_read_timeout(Some(PATIENCE)).unwrap();
     early.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
-    // As systemd does it: descriptor 3, and the number of the process in `LISTEN_PID`.
+    // As in systemd's socket activation: descriptor 3, and the process ID in `LISTEN_PID`.
     let mut command = Command::new("sh");
     command.args(["-c", "exec 3<&0 0</dev/null; export LISTEN_PID=$$; exec \"$0\" \"$@\""]);
     command.arg(binary()).args(["serve", "demo", "--port", "1", "--max-total-token-num", "1024"]);

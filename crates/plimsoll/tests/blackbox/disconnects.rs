@@ -1,8 +1,8 @@
-//! Clients that go in every phase, in every way: what their requests held is back, seen through `/v1/status` and the ledger's pools.
+//! Clients that disconnect in every phase, in every way. Their requests' memory is freed, as `/v1/status` and the ledger's pools show.
 //!
-//! A client that closes is noticed at once and its slot is free after the step that is running. One that vanishes without a word
-//! (here: its kernel drops whatever comes) is found out by the server's own kernel, one that reads nothing when it takes nothing
-//! for as long; the engine waits for neither.
+//! A client that closes its connection is noticed at once, and its slot is free after the current step. A client that vanishes (here:
+//! its kernel drops all packets) is detected by the server's kernel. A client that does not read is disconnected after the same time.
+//! The engine waits for neither.
 
 use std::io::Read;
 use std::net::{Shutdown, TcpStream};
@@ -15,16 +15,16 @@ use serde_json::{Value, json};
 
 use crate::product::{Server, eventually, eventually_within, fixture, repository, rests};
 
-/// How a client goes.
+/// How a client disconnects.
 #[derive(Clone, Copy, Debug)]
 enum Going {
     /// It closes its socket.
     Close,
-    /// It resets the connection: what it had not read makes the system send an RST.
+    /// It resets the connection: unread input makes the system send an RST.
     Reset,
 }
 
-/// Looks on until everything is back; the engine's steps from the moment the server had let go of the request.
+/// Waits until all memory is freed. Returns the engine's steps since the request left the list.
 fn steps_to_rest(server: &Server, what: &str, within: Duration) -> u64 {
     let (since, mut gone) = (Instant::now(), None);
     loop {
@@ -43,7 +43,7 @@ fn steps_to_rest(server: &Server, what: &str, within: Duration) -> u64 {
 #[test]
 #[ignore = "models"]
 fn disconnect_cancels_the_request_in_every_phase() {
-    // One place, so that others wait; small steps, so that a prompt takes many.
+    // One request runs at a time, so that others wait. Steps are small, so that a prompt takes many.
     let flags = [
         "--running-max-req-size",
         "1",
@@ -72,7 +72,7 @@ fn disconnect_cancels_the_request_in_every_phase() {
             ] {
                 let mut body = body.clone();
                 body["stream"] = stream.into();
-                // Other tokens each time: a cached prompt is computed at once.
+                // Other tokens each time, because a cached prompt would be computed at once.
                 if body["prompt"].is_array() {
                     seen += 1;
                     body["prompt"][0] = json!(100 + seen);
@@ -95,7 +95,7 @@ fn disconnect_cancels_the_request_in_every_phase() {
     assert_eq!(server.memory()["device_allocations"]["after_ready"], 0);
 }
 
-/// The client leaves while its request is in `phase`. Before it, a client that waits behind it leaves.
+/// Disconnects a client while its request is in `phase`. First, a client with a waiting request disconnects.
 fn leaves_while_it_runs(server: &Server, what: &str, client: TcpStream, (phase, stream, going): (&str, bool, Going)) {
     eventually(&format!("{what}: it runs"), || {
         let computed = |row: &Value| row["kv_bytes"].as_u64() > Some(0) && row["host_bytes"].as_u64() > Some(0);
@@ -104,18 +104,18 @@ fn leaves_while_it_runs(server: &Server, what: &str, client: TcpStream, (phase, 
     let waiting = server.send("/v1/completions", &json!({"prompt": "y", "stream": stream}));
     eventually("another waits", || server.rows("waiting").len() == 1);
     leave(waiting, going);
-    // Out of the queue first, then out of the list.
+    // The request leaves the queue first, then the list.
     let left = || server.status()["requests"].as_array().unwrap().len();
     eventually("the waiting request is gone", || server.rows("waiting").is_empty() && left() < 2);
     assert_eq!(left(), 1, "{what}: the other one stays");
     leave(client, going);
-    // A hang-up that unread input hides is looked for every two seconds.
+    // A disconnect that unread input hides is checked for every two seconds.
     let steps = steps_to_rest(server, what, Duration::from_secs(30));
-    // One is running when the server lets go; the next does without the request.
+    // One step runs when the server drops the request; the next step does not have it.
     assert!(steps <= 1, "{what}: {steps} steps until all was back");
 }
 
-/// The client leaves after its answer has ended, read or unread.
+/// Disconnects a client after its answer has ended, read or unread.
 fn leaves_after_the_end(server: &Server, stream: bool, reads: bool, going: Going) {
     let body = json!({"prompt": "z", "max_tokens": 2, "stream": stream});
     let finished = || server.status()["totals"]["finished"].as_u64().unwrap();
@@ -124,7 +124,7 @@ fn leaves_after_the_end(server: &Server, stream: bool, reads: bool, going: Going
     if reads {
         read_to(&mut client, if stream { "[DONE]" } else { "usage" });
     }
-    // Counted, since a request that has not arrived leaves the server at rest, too.
+    // Finished requests are counted, because before the request arrives the server is at rest, too.
     eventually("it has ended", || finished() > before && server.at_rest());
     leave(client, going);
     assert!(server.at_rest());
@@ -135,7 +135,7 @@ fn gallery(number: usize, stream: bool) -> Value {
     let mut file = std::fs::read(repository().join("tests/fixtures/media/large.jpg")).unwrap();
     let parts: Vec<Value> = (0..6)
         .map(|i| {
-            // Behind its end: the same image under another name.
+            // Bytes after the image's end: the same image with another hash.
             file.extend_from_slice(&[number as u8, i]);
             let url = format!("data:image/jpeg;base64,{}", STANDARD.encode(&file));
             json!({"type": "image_url", "image_url": {"url": url}})
@@ -189,7 +189,7 @@ fn clients_that_vanish_or_do_not_read_while_their_images_are_encoded_are_found_o
         vanish(&client);
         clients.push(client);
     }
-    // These live, and read nothing.
+    // These clients stay connected and do not read.
     for (number, stream) in [(12, false), (13, true)] {
         clients.push(server.send("/v1/chat/completions", &gallery(number, stream)));
         eventually("it is encoded", || !server.rows("encode").is_empty());
@@ -208,7 +208,7 @@ fn leave(client: TcpStream, going: Going) {
     match going {
         Going::Close => client.shutdown(Shutdown::Both).unwrap(),
         Going::Reset => {
-            // Nothing is read: closing with input in the buffer, or input that comes later, resets.
+            // Nothing is read, so closing resets the connection: there is input in the buffer, or it arrives later.
             drop(client);
         }
     }
@@ -224,23 +224,23 @@ fn read_to(client: &mut TcpStream, marker: &str) -> String {
     String::from_utf8_lossy(&said).into_owned()
 }
 
-/// Open connections but for the one that asks.
+/// Open connections without the one that asks.
 fn connections(server: &Server) -> u64 {
     let page = server.get("/metrics").text();
     let line = page.lines().find_map(|line| line.strip_prefix("plimsoll_http_connections "));
     line.and_then(|number| number.parse::<u64>().ok()).unwrap_or_else(|| panic!("{page}")) - 1
 }
 
-/// From here on this client's kernel drops all packets for it, unread and without a reply, and the client sends nothing
-/// either. To the server the client looks like one with its cable pulled.
+/// Makes the kernel drop all packets for this client, unread and without a reply. The client sends nothing
+/// either. To the server it looks like a client with its cable pulled.
 #[cfg(target_os = "linux")]
 fn vanish(client: &TcpStream) {
     use socket2::{SockFilter, SockRef};
-    // "return 0": of every packet nothing is kept.
+    // "return 0": the filter drops every packet.
     SockRef::from(client).attach_filter(&[SockFilter::new(0x06, 0, 0, 0)]).unwrap();
 }
 
-/// What the issue allows, and a moment for a machine with other things to do.
+/// The time limit of the issue, and three seconds more for a busy machine.
 #[cfg(target_os = "linux")]
 const VANISHED_WITHIN: Duration = Duration::from_secs(25 + 3);
 
@@ -302,12 +302,12 @@ fn clients_that_vanish_are_found_out_in_every_phase() {
 #[ignore = "models"]
 fn the_engine_waits_for_no_reader() {
     let server = Server::start(&["--graph-max-batch-size", "8", "--max-total-token-num", "16384"]);
-    // Enough for every buffer on the way: log-probabilities are long.
+    // The answer fills every buffer on the way, because log-probabilities are long.
     let body = |stream: bool| json!({"prompt": "Once", "max_tokens": 120, "n": 4, "ignore_eos": true, "stream": stream, "logprobs": 20, "seed": 1});
     let mut slow: Vec<TcpStream> =
         [false, true].iter().map(|stream| server.send("/v1/completions", &body(*stream))).collect();
     eventually("both run", || server.status()["totals"]["running"] == 8);
-    // Behind them come other requests, for every other phase: waiting, long prompts, forced calls. No client reads its
+    // After them come requests for every other phase: waiting, long prompts, forced calls. No client reads its
     // answer.
     for stream in [false, true] {
         let long =
@@ -321,7 +321,7 @@ fn the_engine_waits_for_no_reader() {
         slow.push(server.send("/v1/chat/completions", &call));
     }
     eventually("four wait", || server.rows("waiting").len() == 4);
-    // Their places are free when the last token is made, read or not.
+    // Their slots are free after the last token, read or not.
     eventually_within("all are computed", Duration::from_secs(300), || {
         let page = server.status();
         page["totals"]["running"] == 0
@@ -330,7 +330,7 @@ fn the_engine_waits_for_no_reader() {
     });
     let answer = server.ask("/v1/completions", &json!({"prompt": "z", "max_tokens": 2}));
     assert_eq!(answer["usage"]["completion_tokens"], 2, "others are served meanwhile");
-    // If a client takes nothing for twelve seconds, the server closes its connection and frees what it kept for it.
+    // If a client reads nothing for twelve seconds, the server closes its connection and frees its memory.
     eventually_within("all is back", Duration::from_secs(28), || server.at_rest() && connections(&server) == 0);
     drop(slow);
 }

@@ -1,4 +1,4 @@
-//! The prefix cache on disk from outside: several models over one directory, and servers that are killed in the middle of a write.
+//! The prefix cache on disk from outside: several models in one directory, and servers that are killed during a write.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +17,7 @@ use crate::terminal::Data;
 
 const TOKENS: u64 = 6;
 
-/// A prompt of some hundred tokens; conversations with even numbers begin alike.
+/// A prompt of some hundred tokens. Prompts with even numbers have the same beginning.
 fn prompt(number: usize) -> String {
     let own = format!("{number} ships and {} sailors went out to sea. ", number * 7 % 23).repeat(3 + number % 3);
     if number.is_multiple_of(2) { "Once upon a time there was a town by the sea. ".repeat(3) + &own } else { own }
@@ -40,13 +40,14 @@ fn look(dir: &Path, files: &mut BTreeMap<PathBuf, u64>) {
         match entry.metadata() {
             Ok(metadata) if metadata.is_dir() => look(&entry.path(), files),
             Ok(metadata) => drop(files.insert(entry.path(), metadata.len().next_multiple_of(4096))),
-            // It goes meanwhile.
+            // The file was removed meanwhile.
             Err(_) => {}
         }
     }
 }
 
-/// Files and bytes below a directory that were all there at one moment: those that two looks one after the other have both seen.
+/// Number and bytes of the files below a directory. Only files that two scans in a row have seen count, so that all existed at one
+/// moment.
 fn taken(dir: &Path) -> (u64, u64) {
     taken_of(dir, |_| true)
 }
@@ -59,7 +60,7 @@ fn taken_of(dir: &Path, counts: impl Fn(&Path) -> bool) -> (u64, u64) {
     both.fold((0, 0), |(files, bytes), (_, more)| (files + 1, bytes + more))
 }
 
-/// What the models in a directory take, without its lock and theirs.
+/// Number and bytes of the models' blobs in a directory, without lock files.
 fn blobs(dir: &Path) -> (u64, u64) {
     taken_of(dir, |path| path.components().any(|part| part.as_os_str() == "blobs"))
 }
@@ -71,7 +72,7 @@ fn folders(dir: &Path) -> usize {
 fn several(folder: &Data, models: &[&str]) -> Vec<String> {
     let table = |name: &&str| {
         let model = fixture(name);
-        // An encoder has no pool of keys and values.
+        // An encoder has no KV cache.
         let pool = if *name == "bert" { "" } else { "max-total-token-num = 1024\n" };
         format!("[[models]]\nname = '{name}'\nmodel = '{}'\nidle-seconds = 1\n{pool}", model.display())
     };
@@ -98,7 +99,7 @@ fn all_unloaded(server: &Server) -> bool {
     server.memory()["models"].as_array().unwrap().iter().all(|part| part["state"] == "unloaded")
 }
 
-/// Dense, hybrid, windowed.
+/// Models with dense, hybrid and sliding-window attention.
 const MODELS: [&str; 3] = ["llama", "qwen3.5", "gemma3"];
 
 #[test]
@@ -130,7 +131,7 @@ fn an_unloaded_model_keeps_its_cache_on_disk_within_one_bound_for_all() {
     }
     assert_eq!(folders(Path::new(&dir)), MODELS.len());
 
-    // More than the bound: at no moment do all models together take more.
+    // More data than the limit: at no moment do all models together exceed it.
     let over = AtomicBool::new(false);
     let most = std::thread::scope(|scope| {
         let watch = scope.spawn(|| {
@@ -151,7 +152,7 @@ fn an_unloaded_model_keeps_its_cache_on_disk_within_one_bound_for_all() {
     assert!(most <= BYTES && most > BYTES / 2, "{most} of {BYTES}");
     stop(server);
 
-    // A restart finds what was said last, and a model that is not listed any more has no share.
+    // A restart finds the last conversations. A model that is no longer listed has no share.
     let args = with_cache(several(&folder, &MODELS[..2]), &dir, &BYTES.to_string());
     let server = start(&args);
     assert_eq!(folders(Path::new(&dir)), 2);
@@ -161,7 +162,7 @@ fn an_unloaded_model_keeps_its_cache_on_disk_within_one_bound_for_all() {
     stop(server);
 }
 
-/// The signal comes right behind the last answer, when parts of its prefix are still on their way to the disk.
+/// The signal comes right after the last answer, when parts of its prefix are not on the disk yet.
 #[test]
 fn a_server_that_is_told_to_end_writes_what_it_has() {
     let folder = Data::new("disk-cache-ended");
@@ -188,7 +189,7 @@ fn a_server_that_is_told_to_end_writes_what_it_has() {
     stop(server);
 }
 
-/// The thread of a server that reads and writes the cache. A thread gives itself its name, which may be after "ready".
+/// The ID of a server's disk thread. The thread sets its name itself, maybe only after "ready".
 fn disk_thread(server: &Server) -> u32 {
     let is_disk = |path: &Path| fs::read_to_string(path.join("comm")).is_ok_and(|name| name.trim() == "plimsoll-disk");
     let mut thread = None;
@@ -201,7 +202,7 @@ fn disk_thread(server: &Server) -> u32 {
     thread.unwrap()
 }
 
-/// Asks without expecting an answer.
+/// Sends a request, which may fail. Returns whether an answer came.
 fn try_ask(address: SocketAddr, model: &str, number: usize) -> bool {
     let ask = || -> std::io::Result<usize> {
         let mut stream = TcpStream::connect(address)?;
@@ -212,7 +213,7 @@ fn try_ask(address: SocketAddr, model: &str, number: usize) -> bool {
     ask().is_ok_and(|read| read > 0)
 }
 
-/// Starts a server and kills it with SIGKILL when its disk thread makes its n-th of these calls. Returns whether it came so far.
+/// Starts a server and kills it with SIGKILL at its disk thread's n-th of these system calls. Returns whether there were so many.
 fn killed_at(model: &Path, dir: &str, calls: &str, nth: usize) -> bool {
     let mut server = Server::start_model(model, &["--threads", "1", "--cache-dir", dir, "--cache-bytes", "8MiB"]);
     let thread = disk_thread(&server);
@@ -229,7 +230,7 @@ fn killed_at(model: &Path, dir: &str, calls: &str, nth: usize) -> bool {
     });
     let name = model.file_name().unwrap().to_str().unwrap();
     let _ = (0..6).all(|number| try_ask(server.address, name, number));
-    // Writes go on behind the last answer.
+    // The disk thread still writes after the last answer.
     let until = Instant::now() + Duration::from_secs(3);
     let gone = |server: &Server| !Path::new(&format!("/proc/{}/exe", server.pid())).exists();
     while !gone(&server) && Instant::now() < until {
@@ -244,8 +245,8 @@ fn killed_at(model: &Path, dir: &str, calls: &str, nth: usize) -> bool {
     killed
 }
 
-/// At every call that puts a byte, a name or a file on the disk: what a kill leaves is a directory that the next server uses, and
-/// answers are those of a server without a cache.
+/// Kills a server at every call that writes a byte, a name or a file. The next server must use the directory, and give the answers
+/// of a server without a cache.
 #[test]
 #[ignore = "external"]
 fn a_server_killed_at_any_write_leaves_a_usable_cache() {

@@ -1,4 +1,4 @@
-//! The guides in `docs/`: a stranger follows them, block by block, and every command works.
+//! The guides in `docs/`: every command in them works, in order.
 //!
 //! All blocks of a guide that are fenced as `sh` run in one shell, in a directory that looks like a checkout, with this binary as
 //! `plimsoll`. A block that cannot be run here says why in its fence (`sh not-run: needs root`).
@@ -14,10 +14,10 @@ use std::time::{Duration, Instant};
 
 use crate::product::{binary, cache, default_model, repository};
 
-/// A guide that takes longer hangs.
+/// Time limit of a guide.
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(600);
 
-/// The fenced blocks of a text: what stands behind the fence, and the lines inside.
+/// The fenced blocks of a text: the info string of the fence, and the lines inside.
 fn blocks(text: &str) -> Vec<(String, String)> {
     let mut blocks: Vec<(String, String)> = Vec::new();
     let mut inside = false;
@@ -51,7 +51,7 @@ fn script(name: &str) -> String {
     run.concat()
 }
 
-/// A directory like a checkout, and every process that was started in it: both go.
+/// A directory like a checkout. It is removed when it is dropped, and every process that was started in it is killed.
 struct Scratch {
     path: PathBuf,
     shell: Option<Child>,
@@ -72,7 +72,7 @@ impl Scratch {
 impl Drop for Scratch {
     fn drop(&mut self) {
         if let Some(shell) = &mut self.shell {
-            // The group is the shell's own; it may have ended already.
+            // The shell's process group, which may have ended already.
             let _ = Command::new("kill")
                 .args(["-s", "KILL", "--", &format!("-{}", shell.id())])
                 .stderr(Stdio::null())
@@ -87,7 +87,7 @@ impl Drop for Scratch {
 fn follow(name: &str) {
     default_model();
     let mut scratch = Scratch::new(name);
-    // Guides say 8000; here several are followed at once.
+    // The guides use port 8000. Several guides run at once here, so each gets its own port.
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string();
     let script = format!("set -eux\n{}", script(name).replace(":8000", &format!(":{port}")));
     let log = scratch.path.join("log");
@@ -156,7 +156,7 @@ fn the_readme_leads_to_every_guide_and_guides_to_files_that_are_there() {
         for target in links(&text) {
             assert!(repository().join("docs").join(target).exists(), "{name}: {target} is not there");
         }
-        // Paths that are named in prose as code.
+        // Paths in code spans of the text.
         for word in
             text.split('`').skip(1).step_by(2).filter(|word| word.starts_with("crates/") || word.starts_with("deploy/"))
         {

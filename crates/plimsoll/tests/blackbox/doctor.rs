@@ -1,4 +1,4 @@
-//! `doctor`: what it says is what a server would meet, and its exit code says whether that is a problem.
+//! `doctor`: its findings match the behaviour of a server, and its exit code tells whether there is a problem.
 
 use std::fs;
 use std::net::TcpListener;
@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::product::{Finished, Server, cache, default_model, fixture, plimsoll, run};
 
-/// The doctor's findings, and its exit code. Its port is one that is free, unless the test says otherwise.
+/// The doctor's findings, and its exit code.
 fn findings(mut command: Command) -> (Vec<Value>, Option<i32>) {
     let finished = Finished::of(command.output().unwrap());
     let page: Value = serde_json::from_str(&finished.stdout).unwrap_or_else(|error| panic!("{error}: {finished:?}"));
@@ -27,14 +27,14 @@ fn doctor(args: &[&str]) -> (Vec<Value>, Option<i32>) {
     findings(plimsoll([&["doctor", "--json", "--port", "0"], args].concat()))
 }
 
-/// Those about one thing.
+/// The findings of one check.
 fn about<'a>(findings: &'a [Value], check: &str) -> Vec<&'a Value> {
     let all: Vec<_> = findings.iter().filter(|finding| finding["check"] == check).collect();
     assert!(!all.is_empty(), "nothing about {check}: {findings:?}");
     all
 }
 
-/// The one problem there is about a thing: what was found, and the next step.
+/// The only problem of a check: the finding, and the next step.
 fn problem(findings: &[Value], check: &str) -> (String, String) {
     let all = about(findings, check);
     let problems: Vec<_> = all.iter().filter(|finding| finding["level"] == "problem").collect();
@@ -42,7 +42,7 @@ fn problem(findings: &[Value], check: &str) -> (String, String) {
     (one["found"].as_str().unwrap().to_owned(), one["next"].as_str().unwrap().to_owned())
 }
 
-/// A cache of its own, removed at the end.
+/// A separate model cache, removed when it is dropped.
 struct OwnCache(PathBuf);
 
 impl OwnCache {
@@ -92,7 +92,7 @@ fn a_machine_that_can_serve_is_told_so_with_the_plan_that_serve_makes() {
     let total = words.lines().find_map(|line| line.trim_start().strip_prefix("total")).unwrap().trim();
     let plan = about(&all, "plan")[0]["found"].as_str().unwrap();
     assert!(plan.starts_with(&format!("{total} of ")) && plan.contains("4096 tokens in the pool"), "{plan}; {total}");
-    // In words: a line for each, begun with its level.
+    // As text: a line for each finding, which begins with its level.
     let words = run(&["doctor", "--port", "0"]).good();
     assert!(words.lines().any(|line| line.starts_with("ok ") && line.contains(" plan ")), "{words}");
     assert!(words.contains("--deep reads them"), "who names no model has nothing read: {words}");
@@ -166,7 +166,7 @@ fn what_a_server_could_not_open_or_would_not_take() {
     let port = taken.local_addr().unwrap().port().to_string();
     let (found, _) = problem(&findings(plimsoll(["doctor", llama, "--json", "--port", &port])).0, "port");
     assert!(found.contains(&port), "{found}");
-    // The server says so, too, before it loads what is there to load.
+    // The server reports it, too, before it loads a model.
     let refused = run(&["serve", "./absent.gguf", "--port", &port]).refused();
     assert!(refused.contains(&port) && refused.matches("in use").count() == 1, "{refused}");
     let (found, next) = problem(&doctor(&[llama, "--max-connections", "1000000000"]).0, "files");
@@ -175,7 +175,7 @@ fn what_a_server_could_not_open_or_would_not_take() {
     assert!(found.contains("it does not fit"), "{found}");
     let (found, _) = problem(&doctor(&[llama, "--media-root", "/not/there"]).0, "settings");
     assert!(found.contains("/not/there"), "{found}");
-    // Neither does the server load anything before it says so.
+    // The server also reports it before it loads a model.
     for (flag, value) in [("--max-inputs", "0"), ("--max-connections", "0"), ("--max-body-bytes", "100000000")] {
         let (found, _) = problem(&doctor(&[llama, flag, value]).0, "settings");
         let refused = run(&["serve", "./absent.gguf", flag, value]).refused();
@@ -185,7 +185,7 @@ fn what_a_server_could_not_open_or_would_not_take() {
     assert!(refused.contains("--record /not/there/trace") && refused.contains("no directory"), "{refused}");
     let (found, _) = problem(&doctor(&[llama, "--record", "/not/there/trace"]).0, "record");
     assert!(found.contains("no directory"), "{found}");
-    // Where nothing can be written, nothing is loaded, and no file is left that would be in the way of the next start.
+    // If the trace cannot be written, no model is loaded, and no file is left that would prevent the next start.
     let full = OwnCache::new("full");
     let trace = full.0.join("trace");
     let serve = plimsoll(["serve", "./absent.gguf", "--port", "0", "--record", trace.to_str().unwrap()]);
@@ -196,7 +196,7 @@ fn what_a_server_could_not_open_or_would_not_take() {
     assert!(refused.contains("--record") && refused.contains("too large") && !trace.exists(), "{refused}");
 }
 
-/// One that can be planned and not be served, and several of which one is not there.
+/// A model that can be planned but not served, and a list of models of which one is missing.
 #[test]
 fn models_without_a_tokenizer_and_lists_of_models() {
     let cache = OwnCache::new("lists");
@@ -215,7 +215,7 @@ fn models_without_a_tokenizer_and_lists_of_models() {
         let (all, code) = cache.doctor(&args);
         assert_eq!((code, about(&all, "plan").len()), (Some(0), 2), "what all share, and one model: {all:?}");
     }
-    // The plan is that of `plan --models`, and the line the operator's.
+    // The plan is that of `plan --models`, and the memory limit is the operator's.
     let (all, _) =
         cache.doctor(&["--models", list.to_str().unwrap(), "--memory-budget", "400MiB", "--state-ratio", "0.5"]);
     let words: Vec<_> = about(&all, "plan").iter().map(|line| line["found"].as_str().unwrap().to_owned()).collect();

@@ -1,4 +1,4 @@
-//! PDFs in requests: read in a process of their own, within its limits.
+//! PDFs in requests: they are read in a separate process, within its limits.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ fn part(name: &str, file: &[u8]) -> Value {
     json!({"type": "input_file", "filename": name, "file_data": data})
 }
 
-/// The tokens of a message, or why there are none.
+/// The status and the answer of a token count for a message with this part.
 fn count(server: &Server, part: Value) -> (u16, Value) {
     let body = json!({"input": [{"role": "user", "content": [part, {"type": "input_text", "text": "Sum it up."}]}]});
     let answer = server.post("/v1/responses/input_tokens", &body);
@@ -32,7 +32,7 @@ fn pdfs_are_read_apart_and_within_limits() {
     assert_eq!(status, 200, "{read}");
     let told = json!({"type": "input_text", "text": "owner.pdf:\n\nOwner only.\n"});
     assert_eq!(read, count(&server, told).1, "the prompt has the PDF's text and its name");
-    // A stream whose objects unpack to more than there is, and one of objects within each other.
+    // A file with deeply nested objects.
     let deep = format!("%PDF-1.7\n1 0 obj\n{}\nendobj\ntrailer << /Root 1 0 R >>\n%%EOF", "[".repeat(500_000));
     for (name, file, words) in [
         ("locked.pdf", fixture("locked.pdf"), "encrypted"),
@@ -49,7 +49,7 @@ fn pdfs_are_read_apart_and_within_limits() {
     let (status, again) = count(&server, part("owner.pdf", &fixture("owner.pdf")));
     assert_eq!((status, again), (200, read), "the server goes on");
     drop(server);
-    // With little memory a file is refused by the limit's name.
+    // With little memory a file is refused, and the error names the flag of the limit.
     let server =
         Server::start_model(Path::new("demo"), &["--max-total-token-num", "2048", "--document-bytes", "65536"]);
     let (status, error) = count(&server, part("two.pdf", &fixture("two-pages.pdf")));

@@ -1,5 +1,5 @@
-//! Embeddings, reranking and scores as users have them: the real MiniLM through the official `openai` client, a cross-encoder, a
-//! decoder that is pooled.
+//! Embeddings, reranking and scores from outside: the real MiniLM through the official `openai` client, a cross-encoder, a
+//! decoder with pooling.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use crate::clients::OPENAI;
 use crate::product::{Server, eventually, fixture, plimsoll, repository, run};
 use crate::python::satisfies;
 
-/// What transformers says of a fixture.
+/// The reference values of a fixture, computed by transformers.
 fn reference(model: &str) -> Value {
     let file = fixture(model).join("reference.json");
     serde_json::from_slice(&std::fs::read(file).expect("the fixture is there")).expect("it is JSON")
@@ -56,7 +56,7 @@ fn a_cross_encoder_scores_and_reranks() {
     let order: Vec<u64> = answer["results"].as_array().unwrap().iter().map(|r| r["index"].as_u64().unwrap()).collect();
     assert_eq!(order, [1, 0]);
     assert!((answer["results"][0]["relevance_score"].as_f64().unwrap() - expected(&pairs[0])).abs() < 1e-5);
-    // A document that is too long is cut on request: to what the model takes, or to so many tokens of its own.
+    // A document that is too long is cut on request: to the model's limit, or to a number of document tokens.
     let (query, document) = (&pairs[0]["a"], pairs[0]["b"].as_str().unwrap());
     let long = vec![document; 60].join(" ");
     let score = |more: Value| {
@@ -93,7 +93,7 @@ fn a_decoder_is_pooled_when_it_is_told_how() {
             let off = found.iter().zip(&raw).map(|(x, y)| (x - y / length).abs()).fold(0.0, f64::max);
             assert!(off < 1e-5, "{pooling}: off by {off}");
         }
-        // It still writes text, and reranks by the cosine of embeddings.
+        // The model still writes text, and reranks by the cosine of embeddings.
         server.ask("/v1/completions", &json!({"prompt": "A ship", "max_tokens": 4}));
         let ranked = server.ask("/v1/rerank", &json!({"query": "A ship", "documents": ["water", "A ship"]}));
         assert_eq!(ranked["results"][0]["index"], json!(1));
@@ -103,7 +103,7 @@ fn a_decoder_is_pooled_when_it_is_told_how() {
     assert!(refused.status == 400 && refused.json()["error"]["message"].as_str().unwrap().contains("--pooling"));
 }
 
-/// The three forms in which people download Qwen3-Reranker: all score as transformers does.
+/// The three published formats of Qwen3-Reranker: all score as transformers does.
 #[test]
 fn a_reranker_that_answers_yes_or_no_scores_the_same_in_each_of_its_forms() {
     let flags = ["--max-total-token-num", "4096", "--dtype", "f32", "--kv-dtype", "f32"];
@@ -154,8 +154,8 @@ fn a_reranker_that_answers_yes_or_no_scores_the_same_in_each_of_its_forms() {
     }
 }
 
-/// The fixture `qwen3` as Qwen3-Embedding's files are: no `model.` before the tensors' names, an end token that the tokenizer's
-/// post-processor appends, the last position pooled and normalized as `modules.json` says.
+/// Writes the fixture `qwen3` in the layout of Qwen3-Embedding: no `model.` before the tensors' names, an end token that the
+/// tokenizer's post-processor appends, the last position pooled and normalized as `modules.json` says.
 fn as_qwen3_embedding(to: &Path) {
     let from = fixture("qwen3");
     for name in ["config.json", "tokenizer_config.json"] {
@@ -205,7 +205,7 @@ fn files_like_qwen3_embedding_need_no_flag() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-/// The server's answers for what the families of encoders have of their own: dense layers, and a classifier of the mean.
+/// Features of single encoder families: dense layers, and a classifier of the mean.
 #[test]
 fn dense_layers_make_embeddings_and_a_modernbert_scores() {
     let server = Server::start_model(&fixture("embeddinggemma"), &[]);

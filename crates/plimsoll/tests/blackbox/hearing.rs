@@ -21,7 +21,7 @@ pub fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// The sound that `tools/fixturelib/omni.py` makes by the same formula, as a WAV file of 16 bits.
+/// A sound as a WAV file of 16 bits, made by the formula of `tools/fixturelib/omni.py`.
 pub fn wave(item: &Value) -> Vec<u8> {
     let (seed, count) = (number(&item["seed"]) as i64, number(&item["samples"]) as i64);
     let at = |i: i64| {
@@ -63,7 +63,7 @@ fn serve(model: &str) -> Server {
     Server::start_model(&fixture(model), &exact)
 }
 
-/// A form with a file and these texts, and its answer.
+/// Sends a form with a file and these texts, and returns the answer.
 fn transcribe(server: &Server, file: &[u8], texts: &[(&str, &str)]) -> String {
     transcribe_at(server, PATH, file, texts)
 }
@@ -74,7 +74,7 @@ pub fn transcribe_at(server: &Server, path: &str, file: &[u8], texts: &[(&str, &
     text
 }
 
-/// Status and body of the answer to a form.
+/// Sends a form and returns the status and the body of the answer.
 pub fn sent(server: &Server, path: &str, file: &[u8], texts: &[(&str, &str)]) -> (u16, String) {
     let answer = request_of(server.address, "POST", path, FORM, &form(file, texts));
     let answer = answer.expect("an answer");
@@ -82,7 +82,7 @@ pub fn sent(server: &Server, path: &str, file: &[u8], texts: &[(&str, &str)]) ->
     (status, answer.text())
 }
 
-/// The type of a form.
+/// The content type of a form.
 pub const FORM: &str = "multipart/form-data; boundary=edge";
 
 /// A form with a file and these texts.
@@ -97,7 +97,7 @@ pub fn form(file: &[u8], texts: &[(&str, &str)]) -> Vec<u8> {
     body
 }
 
-/// The case's sounds, as parts of a message.
+/// The sounds of a case, as parts of a message.
 fn sounds(case: &Value) -> Vec<Value> {
     let audio = |item: &Value| {
         let data = base64::engine::general_purpose::STANDARD.encode(wave(item));
@@ -106,16 +106,16 @@ fn sounds(case: &Value) -> Vec<Value> {
     case["items"].as_array().expect("items").iter().map(audio).collect()
 }
 
-/// Twelve tokens, greedily.
+/// A request for twelve greedy tokens.
 fn ask(messages: &[Value]) -> Value {
     json!({"messages": messages, "max_tokens": 12, "temperature": 0, "ignore_eos": true, "return_token_ids": true, "logprobs": true})
 }
 
-/// The case's sounds in a chat. If the case names a language, the answer begins with it.
+/// A chat with the sounds of a case. If the case names a language, the answer begins with it.
 fn chat(case: &Value) -> Value {
     let mut parts = sounds(case);
     let prompt = case["text"].as_str().expect("a prompt");
-    // What the user says after the sounds, and what the answer begins with.
+    // The user's text after the sounds, and the beginning of the answer.
     let said = prompt.rsplit_once("<|audio|>").and_then(|(_, rest)| rest.split_once("<|im_end|>"));
     parts.extend(said.map(|(said, _)| json!({"type": "text", "text": said})));
     let mut messages = vec![json!({"role": "user", "content": parts})];
@@ -154,7 +154,7 @@ fn gemma_4_hears_what_transformers_hears() {
     assert!(status == 400 && text.contains("11 seconds; the limit is 10 (--max-audio-seconds)"), "{status}: {text}");
 }
 
-/// Qwen2.5-Omni and Qwen3-Omni: the sounds of their cases that have nothing else.
+/// Qwen2.5-Omni and Qwen3-Omni: the cases that have only sounds.
 #[test]
 fn omni_models_hear_what_transformers_hears() {
     OMNIS.into_iter().for_each(sounds_alone);
@@ -233,7 +233,7 @@ fn transcribes(model: &str) {
     eventually("everything is given back", || server.at_rest());
 }
 
-/// Whisper: what `generate` of transformers says, with the language given or detected, all at once.
+/// Whisper: the output of `generate` of transformers, with the language given or detected, all requests at once.
 #[test]
 fn whisper_transcribes_and_translates_as_transformers_does() {
     let server = serve(WHISPER);
@@ -257,7 +257,7 @@ fn whisper_transcribes_and_translates_as_transformers_does() {
         assert!(status == 400 && text.contains("/v1/audio/transcriptions"), "{path}: {text}");
     }
     assert_eq!(server.get("/v1/models").json()["data"][0]["input_modalities"], json!(["audio"]));
-    // Whatever the temperature, the language is the most likely one; a heading that is cut is no text.
+    // The language is the most likely one at any temperature. A heading that is cut off gives no text.
     let detected = |more: &[(&str, &str)]| {
         let form = [&[("response_format", "verbose_json"), ("max_tokens", "2")], more].concat();
         let text = transcribe(&server, &wave(&transcripts[0]), &form);
@@ -274,7 +274,7 @@ fn whisper_transcribes_and_translates_as_transformers_does() {
     }
 }
 
-/// One answer of the reference, as an object and streamed.
+/// Checks one answer of the reference, as an object and streamed.
 fn transcript(server: &Server, asked: &Value) {
     let (file, tokens) = (wave(asked), asked["said"].as_array().expect("ids").len().to_string());
     let path = if asked["task"] == "translate" { "/v1/audio/translations" } else { PATH };
@@ -310,7 +310,7 @@ pub fn streamed(stream: &str, said: &Value) -> (Value, usize) {
     (done, events.len())
 }
 
-/// The tokens of the fixture's languages.
+/// The token ids of the fixture's languages.
 pub fn all_ids() -> Value {
     let text = std::fs::read(fixture(WHISPER).join("generation_config.json")).expect("a configuration");
     let all: Value = serde_json::from_slice(&text).expect("JSON");

@@ -1,5 +1,5 @@
-//! Many images at once, against the demo model. Each client gets the answer to its own image, whatever the others send.
-//! Thousands of images leave nothing behind, though some clients leave in every phase.
+//! Many images at once, with the demo model. Each client gets the answer to its own image. Thousands of images leave no memory
+//! behind, although clients disconnect in every phase.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -42,7 +42,7 @@ fn painted(colour: impl Fn(u32, u32) -> [u8; 3]) -> Value {
     part(&stored(SIDE, SIDE, &raw))
 }
 
-/// A number in black on white, somewhere.
+/// An image of a number in black on white. Its position depends on the number.
 fn number_drawn(number: u32) -> Value {
     let digits: Vec<usize> = number.to_string().bytes().map(|byte| usize::from(byte - b'0')).collect();
     let (cell_w, cell_h) = (3, 4);
@@ -59,7 +59,7 @@ fn number_drawn(number: u32) -> Value {
     })
 }
 
-/// A square of one colour, somewhere.
+/// An image of a square in one colour. Its position depends on `nth`.
 fn square(colour: [u8; 3], nth: u32) -> Value {
     let (left, top) = (4 + nth % 25, 4 + nth / 25 * 3 % 25);
     painted(|x, y| if x.wrapping_sub(left) < 29 && y.wrapping_sub(top) < 29 { colour } else { [250, 250, 250] })
@@ -74,7 +74,7 @@ fn said(server: &Server, body: &Value) -> String {
     server.ask(CHAT, body)["choices"][0]["message"]["content"].as_str().expect("text").trim().to_owned()
 }
 
-/// All of them at once, each from a client of its own.
+/// Sends all requests at once, each from its own client, and returns the answers.
 fn all_at_once(server: &Server, bodies: &[Value]) -> Vec<String> {
     thread::scope(|scope| {
         let clients: Vec<_> = bodies.iter().map(|body| scope.spawn(|| said(server, body))).collect();
@@ -82,7 +82,7 @@ fn all_at_once(server: &Server, bodies: &[Value]) -> Vec<String> {
     })
 }
 
-/// Two hundred run together.
+/// Flags for 200 requests that run together.
 const TOGETHER: [&str; 5] = ["--enable-mtp", "--graph-max-batch-size", "200", "--visual-infer-batch-size", "4"];
 
 #[test]
@@ -90,7 +90,7 @@ const TOGETHER: [&str; 5] = ["--enable-mtp", "--graph-max-batch-size", "200", "-
 fn two_hundred_concurrent_numbers_reach_their_clients() {
     let alone = Server::start_model(Path::new("demo"), &[]);
     let mut found = BTreeMap::new();
-    // Those that it reads rightly, so that a neighbour's number would show as such.
+    // Only numbers that the model reads correctly are used, so that a neighbour's number would be noticed.
     for number in 0..1000 {
         let body = asked(&number_drawn(number), "What number is in the picture?");
         if said(&alone, &body) == number.to_string() {
@@ -102,7 +102,7 @@ fn two_hundred_concurrent_numbers_reach_their_clients() {
     }
     assert_eq!(found.len(), 200, "the model reads too few of a thousand numbers");
     drop(alone);
-    // Nothing of them is in any cache here.
+    // A new server: its caches have none of these images.
     let server = Server::start_model(Path::new("demo"), &TOGETHER);
     let bodies: Vec<Value> = found.values().cloned().collect();
     for round in 0..2 {
@@ -127,7 +127,7 @@ fn two_hundred_concurrent_images_reach_their_clients() {
     eventually("everything is given back", || server.at_rest());
 }
 
-/// A server that sends images so slowly that every client leaves before the end.
+/// A server that sends images so slowly that every client disconnects before the end.
 struct Trickle {
     address: SocketAddr,
     asked: Arc<AtomicU64>,
@@ -138,7 +138,7 @@ impl Trickle {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let (address, asked) = (listener.local_addr().expect("an address"), Arc::new(AtomicU64::new(0)));
         let count = Arc::clone(&asked);
-        // It ends with the test's process.
+        // The thread ends with the test's process.
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 count.fetch_add(1, Ordering::Relaxed);
@@ -159,44 +159,43 @@ fn trickle(mut stream: TcpStream) {
     }
 }
 
-/// Where a request stands that the engine does not know, yet or any more.
+/// The phase of a request that the engine does not have yet or any more.
 const ABSENT: &str = "not in the engine";
 
-/// Where clients mean to leave.
+/// The phases in which clients try to disconnect.
 const LEAVES: [&str; 7] = ["download", "picture's decoding", "queue", "encode", "prefill", "decode", "stream"];
 
-/// How many new images the soak sends, and how many clients leave.
+/// The numbers of images and disconnects of a soak, and its limits.
 struct Plan {
     images: u64,
     aborts: u64,
-    /// Phases in which at least one client must have been seen to leave.
+    /// Phases in which at least one client must have disconnected.
     phases: &'static [&'static str],
-    /// Bytes that each of these may grow by from one tenth to the next, at the end.
+    /// Memory figures, each with the bytes that it may grow by per tenth of the soak, at the end.
     slopes_max: &'static [(&'static str, f64)],
 }
 
-/// All anonymous memory, resident or swapped. A short soak is still warming up: threads come when they are first needed, on a busy
-/// machine more of them, and the allocator keeps a little for each. Both have a plan of their own, which is checked; a slope they
-/// do not have yet.
+/// All anonymous memory, resident or swapped. Only a long soak checks its slope. During warm-up new threads start, and the allocator
+/// keeps some memory for each.
 const ALL: &str = "memory at rest";
-/// What the heap has lent out: what is forgotten to be given back, to the byte. A prompt that is tokenized beside another for the
-/// first time leaves a cache of 146 KB behind, once.
+/// Heap bytes in use: they show a leak to the byte. The first prompt that is tokenized beside another leaves a cache of 146 KB,
+/// once.
 const LENT: &str = "the heap";
-/// What the allocator keeps of what was given back.
+/// Freed bytes that the allocator keeps.
 const KEPT: &str = "what the allocator keeps";
-/// What no row of the ledger accounts for.
+/// Bytes of the process that no row of the ledger accounts for.
 const UNACCOUNTED: &str = "what nobody accounts for";
 
-/// What the plan has for [`KEPT`].
+/// Most bytes of [`KEPT`], as planned.
 const KEPT_MAX: i64 = 4 << 20;
 
-/// What a soak has come to.
+/// The measurements of a soak.
 #[derive(Default)]
 struct Seen {
-    /// Bytes when nothing was left, after each tenth.
+    /// Bytes of each memory figure without requests, after each tenth of the soak.
     rests: BTreeMap<&'static str, Vec<i64>>,
-    /// Counts of clients that left, by the phase that the server reported just before. Requests that the engine did not
-    /// have yet count, too.
+    /// Counts of clients that disconnected, by the intended phase and the phase that the server reported just before. Requests that
+    /// the engine did not have yet count, too.
     left: BTreeMap<(&'static str, String), u64>,
 }
 
@@ -213,7 +212,7 @@ impl Soak {
         Self { server, origin: Trickle::start(), seen: Mutex::default() }
     }
 
-    /// An image of 32 to 64 pixels, read to its end.
+    /// Sends an image of 32 to 64 pixels a side, and reads the answer to its end.
     fn image(&self, seed: u64) {
         let side = |bits: u64| 32 + (seed * bits % 33) as u32;
         let image = part(&png(side(7), side(11), seed));
@@ -225,7 +224,7 @@ impl Soak {
         assert!(!answer.text().is_empty());
     }
 
-    /// A client that leaves.
+    /// Sends a request and disconnects in one of the phases.
     fn abort(&self, seed: u64) {
         let kind = LEAVES[(seed % 7) as usize];
         let nth = seed / 7;
@@ -255,7 +254,7 @@ impl Soak {
             "stream" => {
                 client.set_read_timeout(Some(Duration::from_secs(60))).expect("a socket");
                 let (mut read, mut piece) = (Vec::new(), [0; 512]);
-                // Beyond the event that names the role.
+                // Until events after the one with the role have arrived.
                 while read.windows(5).filter(|five| *five == b"data:").count() < 3 {
                     let n = client.read(&mut piece).expect("the stream begins");
                     assert!(n > 0, "no stream: {}", String::from_utf8_lossy(&read));
@@ -264,7 +263,7 @@ impl Soak {
             }
             phase => {
                 let mut known = false;
-                // Until it stands there, or is past it.
+                // Until the request is in this phase, or past it.
                 soon(|| {
                     let found = self.phase(&id);
                     known |= found != ABSENT;
@@ -278,7 +277,7 @@ impl Soak {
         *self.seen.lock().expect("nobody panics here").left.entry((kind, phase)).or_default() += 1;
     }
 
-    /// Sends a request with an id that the status page names it by.
+    /// Sends a request with an id, which the status page shows.
     fn send(&self, id: &str, body: &Value) -> TcpStream {
         let bytes = posted(CHAT, body);
         let at = bytes.windows(7).position(|seven| seven == b"\r\nhost:").expect("a head");
@@ -288,7 +287,7 @@ impl Soak {
         client
     }
 
-    /// Where a request stands in the engine.
+    /// The phase of a request in the engine.
     fn phase(&self, id: &str) -> String {
         let page = self.server.status();
         let mut rows = page["requests"].as_array().expect("a list").iter();
@@ -296,7 +295,7 @@ impl Soak {
         row.and_then(|row| row["phase"].as_str()).unwrap_or(ABSENT).to_owned()
     }
 
-    /// Everything once; twelve clients share it out.
+    /// Sends these images and disconnects, shared by twelve clients. Then waits for rest and records the memory figures.
     fn tenth(&self, images: std::ops::Range<u64>, aborts: std::ops::Range<u64>) {
         let next = [AtomicU64::new(images.start), AtomicU64::new(aborts.start)];
         let work = |which: usize, end: u64, act: &(dyn Fn(u64) + Sync)| {
@@ -318,7 +317,7 @@ impl Soak {
             }
         });
         eventually_within("all that was lent is back", Duration::from_secs(60), || self.server.at_rest());
-        // What the watch trims after three idle seconds.
+        // The watch thread trims the heap after three idle seconds.
         thread::sleep(Duration::from_secs(4));
         let memory = self.server.memory();
         let count = |value: &Value| value.as_i64().expect("a count");
@@ -344,7 +343,7 @@ fn metric(page: &str, name: &str) -> u64 {
     line.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("{name}: {page}"))
 }
 
-/// Waits a moment for what may be over before it is seen.
+/// Waits up to five seconds for a state, which may be over before it is seen.
 fn soon(mut seen: impl FnMut() -> bool) {
     let until = Instant::now() + Duration::from_secs(5);
     while !seen() && Instant::now() < until {
@@ -352,7 +351,7 @@ fn soon(mut seen: impl FnMut() -> bool) {
     }
 }
 
-/// Bytes that something grew by from one tenth to the next, by least squares over the last seven.
+/// Growth in bytes from one tenth to the next, by least squares over the last seven tenths.
 fn slope(rests: &[i64]) -> f64 {
     let last = &rests[rests.len() - 7..];
     let mean = last.iter().sum::<i64>() as f64 / 7.0;
@@ -404,8 +403,8 @@ fn five_hundred_images_and_a_hundred_disconnects_leak_nothing() {
     soak(&Plan { images: 500, aborts: 105, phases, slopes_max });
 }
 
-/// The figures of SPECIFICATION.md: `cargo test -p plimsoll --test blackbox manual_ten_thousand -- --ignored --nocapture`; with
-/// `SOAK_PICTURES` more of them, or fewer, and as many aborts for each.
+/// Measures the figures of SPECIFICATION.md: `cargo test -p plimsoll --test blackbox manual_ten_thousand -- --ignored --nocapture`.
+/// `SOAK_PICTURES` sets the number of images; a fifth as many clients disconnect.
 #[test]
 #[ignore = "manual: three to twenty minutes"]
 fn manual_ten_thousand_images_and_two_thousand_disconnects_leak_nothing() {

@@ -1,4 +1,4 @@
-//! `plan --k8s`: the manifest is YAML, its limit is the plan's, and what it gives the container is a server that fits into it.
+//! `plan --k8s`: the manifest is YAML, its memory limit is the plan's, and its container runs a server that fits into the limit.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -32,7 +32,7 @@ fn the_limit_is_the_plan_and_three_percent_in_whole_mebibytes() {
         let model = model.to_str().unwrap();
         let flags = [model, "--memory-budget", "700MiB", "--threads", "2"];
         let [deployment, service] = manifest(&flags);
-        // Of the instruction set that takes most, whatever this machine has: a pod's node may have it.
+        // The plan is for the instruction set that takes the most memory, because a pod's node may have it.
         let plan = run(&[&["plan"], &flags[..], &["--json", "--isa", "amx"]].concat()).good();
         let total = serde_json::from_str::<Value>(&plan).unwrap()["total"].as_u64().unwrap();
         let mebibytes = (total + total * 3 / 100).div_ceil(1 << 20);
@@ -75,7 +75,7 @@ fn probes_drain_and_settings_are_the_servers_and_keys_are_not_shown() {
     ] {
         assert!(args.contains(&given), "{given}: {args:?}");
     }
-    // The probes ask what the server has, and it answers them without a key.
+    // The probes' paths exist, and the server answers them without a key.
     let server = Server::start_model(&llama, &["--max-total-token-num", "1024", "--api-key", "a-key-of-tests"]);
     for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
         let path = inside[probe]["httpGet"]["path"].as_str().unwrap();

@@ -1,4 +1,4 @@
-//! `launch` with programs that stand for the clients, and what `completions` and `man` print.
+//! `launch` with programs in place of the clients, and the output of `completions` and `man`.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -48,7 +48,7 @@ fn launch_starts_clients_with_the_address_and_the_key() {
         let error = launch(client, Path::new("/nowhere"), &[]).refused();
         assert!(error.contains("is not installed") && error.contains("install"), "{client}: {error}");
     }
-    // What is printed is a script that does the same, with the key from its file.
+    // The printed script does the same, with the key from its file.
     let keys = data.0.join("keys of ann");
     fs::write(&keys, "# mine\n  a-secret-key \nanother\n").unwrap();
     fs::remove_file(data.0.join("plimsoll/cn.yaml")).unwrap();
@@ -75,7 +75,7 @@ fn launch_starts_clients_with_the_address_and_the_key() {
     assert!(error.contains("plimsoll serve"), "{error}");
 }
 
-/// Whatever listens on the default port is asked without the key.
+/// A program on the default port is asked without the key.
 #[test]
 fn key_is_sent_to_named_servers_only() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -108,7 +108,7 @@ fn key_is_sent_to_named_servers_only() {
     assert!(error.contains(&format!("add --url {url}")), "{error}");
     let head = heads.recv().unwrap();
     assert!(head.starts_with("GET /v1/models") && !head.contains("a-secret-key"), "{head}");
-    // The engine of the process answers instead.
+    // The process starts its own engine, which answers.
     let finished = ask(&["run", "demo", "Hi", "--max-tokens", "2"]);
     assert!(finished.stderr.contains("starting an engine here"), "{finished:?}");
     assert!(!heads.recv().unwrap().contains("a-secret-key"));
@@ -134,11 +134,11 @@ fn completions_and_manual_pages_are_printed() {
     assert!(run(&["man"]).good().contains(".TH"));
 }
 
-/// A file that no client reads.
+/// A file for tests with clients that need none.
 const NOTE: (&str, &str) = ("note.txt", "a note");
 
-/// Starts a client that is a package of npm as users start it, in a directory with this file, and returns what it says. `FILE` in
-/// its words is the file's path.
+/// Starts a client from an npm package as users do, in a directory with this file, and returns its output. `FILE` in
+/// its arguments stands for the file's path.
 fn answer(client: &str, package: &str, server: &Server, words: &[&str], (name, text): (&str, &str)) -> String {
     let programs = modules(client, &[package]).join("node_modules/.bin");
     let home = Data::new(client);

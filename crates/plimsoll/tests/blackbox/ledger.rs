@@ -1,4 +1,4 @@
-//! The ledger of the real process: on a line of the log, in the report at the end, and against what the kernel says at full load.
+//! The ledger of the real process: in the log, in the report at the end, and compared with the kernel's figures at full load.
 
 use std::thread;
 use std::time::Duration;
@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use crate::product::{Server, eventually};
 
-/// What has no formula (loader, system libraries, touched stacks, the allocator's own) is planned by a bound with this much to spare;
-/// everything with a formula is held to 5 % in `plimsoll-engine/tests/slack.rs`.
+/// Most bytes that the planned process baseline may exceed the measured one by. The baseline (loader, system libraries, touched
+/// stacks, the allocator's own memory) has no formula. Components with a formula are held to 5 % in `plimsoll-engine/tests/slack.rs`.
 const BASELINE_FLOOR_BYTES: i64 = 2 << 20;
 
 fn component<'a>(page: &'a Value, name: &str) -> &'a Value {
@@ -23,7 +23,7 @@ fn the_ledger_is_logged_as_steps_go_by_and_whole_at_the_end() {
     assert!(!server.log().contains("ledger at step"), "nothing has been done yet: {}", server.log());
     server.ask("/v1/completions", &json!({"prompt": "x", "max_tokens": 24, "ignore_eos": true}));
     eventually("a line of the ledger", || server.log().contains("ledger at step"));
-    // The engine counts a request as finished a moment after its last word.
+    // The engine counts a request as finished a moment after its last token.
     eventually("the request is counted", || server.memory()["requests"]["finished"] == 1);
     let page = server.memory();
     let log = server.log();
@@ -63,7 +63,7 @@ fn zero_logs_no_ledger() {
 #[ignore = "models"]
 fn of_an_elastic_pool_the_ledger_has_what_is_there() {
     let server = Server::start(&["--elastic", "--max-total-token-num", "16384"]);
-    // What is there, after the sum was held against the process: I3.
+    // Committed and planned bytes of the KV pages. The ledger's sum is first compared with the process: I3.
     let held = || {
         let page = server.memory();
         let number = |name: &str| page[name].as_i64().unwrap();
@@ -86,7 +86,7 @@ fn of_an_elastic_pool_the_ledger_has_what_is_there() {
     eventually("the pages go back", || held().0 < planned / 10);
 }
 
-/// What the process holds that is in no region and not the heap's.
+/// Anonymous bytes of the process that are neither in a mapped region nor in the heap.
 fn baseline(page: &Value) -> i64 {
     let number = |value: &Value| value.as_i64().unwrap_or_else(|| panic!("{page}"));
     let regions = ["weights", "kv_pages", "step_workspace", "emergency_reserve"];

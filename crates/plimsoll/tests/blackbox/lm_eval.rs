@@ -3,7 +3,7 @@
 use crate::product::Server;
 use crate::python;
 
-/// The release the script was written against.
+/// The release that the script was written for.
 const LM_EVAL: &str = "lm-eval[api]==0.4.13";
 
 #[test]

@@ -1,5 +1,5 @@
-//! The real binary from outside: started as a process, spoken to over HTTP, through curl and through the official Python
-//! clients, stopped by signals. Nothing here may call into the crates below; what is tested is what a user gets.
+//! The real binary from outside: started as a process, used over HTTP, through curl and through the official
+//! clients, stopped by signals. These tests must not call into the crates below: they test the program as users run it.
 //!
 //! One test binary, so that the workspace links it once. The default model is pulled on first use, see [`product::cache`].
 

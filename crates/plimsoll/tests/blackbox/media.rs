@@ -1,4 +1,5 @@
-//! Images and videos as users send them: through the official clients, with the prompts of transformers; hostile ones; clients that go.
+//! Images, videos and audio as users send them: through the official clients, with the prompts of transformers; hostile files; clients
+//! that disconnect.
 
 use std::path::Path;
 use std::process::Command;
@@ -13,7 +14,7 @@ use crate::product::{Server, eventually, fixture, run};
 use crate::python::satisfies;
 use crate::terminal::Data;
 
-/// Numbers as transformers' are.
+/// Flags for the number formats of transformers.
 const EXACT: [&str; 8] =
     ["--dtype", "f32", "--kv-dtype", "f32", "--max-total-token-num", "8192", "--media-bytes", "67108864"];
 
@@ -21,7 +22,7 @@ fn serve(model: &str, more: &[&str]) -> Server {
     Server::start_model(&fixture(model), &[&EXACT[..], more].concat())
 }
 
-/// All that images took is back, and nothing took more than was planned for it.
+/// Waits until all memory of requests is freed. Checks that no component exceeded its plan.
 fn idle(server: &Server) {
     eventually("everything is given back", || {
         let memory = server.memory();
@@ -37,7 +38,7 @@ fn check(model: &str, client: &str, name: &str) {
     let server = serve(model, &["--visual-infer-batch-size", "2"]);
     let before = peak(&server);
     satisfies(client, "media_client.py", &server, &[fixture(model).join("reference.json"), name.into()]);
-    // Everything together, hostile images among it (T-31).
+    // All requests together, hostile images included (T-31).
     let rise = peak(&server).saturating_sub(before);
     assert!(rise < 64 << 20, "resident memory rose by {rise} bytes");
     idle(&server);
@@ -65,7 +66,7 @@ fn the_anthropic_client_shows_images() {
     check("vl-qwen3", ANTHROPIC, "anthropic");
 }
 
-/// A model of text alone says so, and what it is called.
+/// The error for an image names the model, which takes only text.
 #[test]
 fn model_without_vision_encoder_refuses_images() {
     let server = Server::start_model(&fixture("qwen3"), &["--max-total-token-num", "4096"]);
@@ -77,7 +78,7 @@ fn model_without_vision_encoder_refuses_images() {
     assert!(error["message"].as_str().unwrap().contains("the served model `qwen3` takes no images"), "{error}");
 }
 
-/// A GGUF model with an `mmproj` file beside it, through the template in the file: the answer is that of the same weights in the
+/// A GGUF model with an `mmproj` file beside it and the template in the file. Its answer is that of the same weights in the
 /// layout of transformers.
 #[test]
 fn gguf_model_with_mmproj_answers_as_in_the_transformers_layout() {
@@ -99,7 +100,7 @@ fn gguf_model_with_mmproj_answers_as_in_the_transformers_layout() {
     }
 }
 
-/// An image is encoded once, behind whatever text it stands, over a restart; its outputs are listed as a kind of their own.
+/// An image is encoded once, after any text, also over a restart. `cache ls` lists encoder outputs as their own kind.
 #[test]
 fn image_is_not_encoded_again_after_a_restart() {
     let folder = Data::new("media-cache");
@@ -134,7 +135,7 @@ fn image_is_not_encoded_again_after_a_restart() {
     idle(&server);
 }
 
-/// An `mmproj` file that cannot be used is left out with a warning, or refused where it is named.
+/// An unusable `mmproj` file is left out with a warning, or refused if `--mmproj` names it.
 #[test]
 fn unknown_mmproj_is_left_out_unless_it_is_named() {
     let dir = std::env::temp_dir().join(format!("plimsoll-mmproj-{}", std::process::id()));
@@ -155,7 +156,7 @@ fn unknown_mmproj_is_left_out_unless_it_is_named() {
     let words = run(&named).refused();
     assert!(words.contains("supported are qwen2vl_merger") && words.contains("--no-mmproj"), "{words}");
     drop(server);
-    // The file from elsewhere, whatever lies beside the model; and text alone on demand.
+    // `--mmproj` takes precedence over the file beside the model. `--no-mmproj` leaves it out.
     let whole = fixture("vl-gguf-qwen3").with_file_name("mmproj.gguf");
     let server = Server::start_model(&model, &[&EXACT[..], &["--mmproj", whole.to_str().expect("UTF-8")]].concat());
     assert_eq!(server.post("/v1/chat/completions", &image).status, 200);
@@ -183,7 +184,7 @@ fn the_openai_client_is_heard() {
     idle(&server);
 }
 
-/// A model that sees and does not hear says so.
+/// A model with only a vision encoder returns an error for audio.
 #[test]
 fn model_without_audio_encoder_refuses_audio() {
     let server = serve("vl-qwen3", &[]);
@@ -200,7 +201,7 @@ fn model_without_audio_encoder_refuses_audio() {
     }
 }
 
-/// A file that ffmpeg makes of these arguments, as a data: URL.
+/// Runs ffmpeg with these arguments, and returns its file as a data: URL.
 fn made(folder: &Path, media_type: &str, arguments: &[&str]) -> String {
     let mut command = Command::new("ffmpeg");
     command.current_dir(folder).args(["-v", "error", "-y", "-nostdin"]).args(arguments);
@@ -225,7 +226,7 @@ fn decoding(model: &str) -> Server {
     Server::start_model(&fixture(model), &[&EXACT[..6], &["--ffmpeg"]].concat())
 }
 
-/// The audio track of a video file has the answer of its samples, where the model's processor has them.
+/// A video file with an audio track has the answer of its frames and samples, if the model's processor takes both.
 #[test]
 #[ignore = "external"]
 fn audio_track_of_a_video_file_is_heard() {
@@ -262,7 +263,7 @@ fn audio_track_of_a_video_file_is_heard() {
     let media = |id: &u64| [387, 390].contains(id);
     let runs: Vec<(u64, usize)> =
         ids.chunk_by(|a, b| a == b).filter(|run| media(&run[0])).map(|run| (run[0], run.len())).collect();
-    // A second from one group of frames to the next, 13 tokens of audio a second.
+    // One second between two groups of frames, and 13 tokens of audio per second.
     let [(387, group), (390, 13), (387, same), (390, rest)] = runs[..] else { panic!("{runs:?}") };
     assert!(group == same && (12..=15).contains(&rest), "{runs:?}");
     let silent = made(&folder, "video/mp4", &["-i", "a.mp4", "-an", "-c", "copy", "b.mp4"]);
@@ -274,7 +275,7 @@ fn audio_track_of_a_video_file_is_heard() {
     std::fs::remove_dir_all(folder).expect("it goes");
 }
 
-/// A video file has the answer of its frames, an AAC file that of its samples, and each needs `--ffmpeg`.
+/// A video file gets the answer of its frames, and an AAC file that of its samples. Both need `--ffmpeg`.
 #[test]
 #[ignore = "external"]
 fn ffmpeg_decodes_video_files_and_audio() {

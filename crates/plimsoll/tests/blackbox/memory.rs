@@ -1,4 +1,4 @@
-//! The line, watched from outside: what the kernel says the process holds against what was planned.
+//! The memory limit from outside: the kernel's figures of the process, compared with the plan.
 
 use std::fs;
 use std::thread;
@@ -9,7 +9,7 @@ use crate::product::{Server, eventually};
 
 const REQUESTS: usize = 64;
 
-/// A number of kB from the process's status, in bytes.
+/// A field of the process's status in bytes, which the kernel gives in kB.
 fn status(pid: u32, key: &str) -> u64 {
     let text = fs::read_to_string(format!("/proc/{pid}/status")).expect("the process lives");
     let line = text.lines().find_map(|line| line.strip_prefix(key)?.strip_prefix(':'));
@@ -58,13 +58,13 @@ fn sixty_four_requests_stay_under_the_plan_and_leave_nothing_behind() {
     idle(&server);
 }
 
-/// What every request lent has come back (I4), and nothing was allocated on the device after ready.
+/// Waits until all memory of requests is freed (I4). Checks that nothing was allocated on the device after ready.
 fn idle(server: &Server) {
     eventually("all pools are full again", || {
         let pools = &server.memory()["pools"];
         let requests = &pools["requests"];
         let pages = &pools["kv_pages"];
-        // Pages that only the prefix index holds are free for the taking.
+        // Pages that only the prefix index holds count as free.
         requests["running"] == 0
             && requests["waiting"] == 0
             && requests["in_system"] == 0

@@ -23,7 +23,7 @@ fn run(command: &mut Command) -> String {
     Finished::of(command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"))).good()
 }
 
-/// Runs the program of a package: it plans a model that it carries.
+/// Runs the program of a package: it plans the model that is built into it.
 fn plans(program: &Path) {
     let plan = run(Command::new(program).args(["plan", "demo"]));
     assert!(plan.contains("weights"), "{plan}");

@@ -1,4 +1,4 @@
-//! Packed weights on disk from outside: what the log, the metrics and the doctor say, and servers that start at once.
+//! Packed weights on disk from outside: the log, the metrics, the doctor, and servers that start at once.
 
 use std::fs;
 use std::path::Path;
@@ -15,7 +15,7 @@ fn start(dir: &str, more: &[&str]) -> Server {
     Server::try_start(command).unwrap_or_else(|words| panic!("{words}"))
 }
 
-/// A text of the server, and whether its weights were mapped.
+/// The text of a completion, and whether the server's weights were mapped.
 fn said(server: &Server) -> (Value, bool) {
     let body = json!({"prompt": "a b c d e", "max_tokens": 12, "temperature": 0, "ignore_eos": true});
     let text = server.ask("/v1/completions", &body)["choices"][0]["text"].clone();
@@ -37,7 +37,7 @@ fn files(dir: &Path) -> usize {
 #[test]
 fn servers_that_start_at_once_keep_one_file_and_the_next_start_says_that_it_maps() {
     let folder = Data::new("packed-cache");
-    // The server makes the parents of the directory, too.
+    // The server creates the parents of the directory, too.
     let dir = folder.at("deep/packed");
     let first = std::thread::scope(|scope| {
         let both = [(); 2].map(|()| scope.spawn(|| start(&dir, &[])));
@@ -55,7 +55,7 @@ fn servers_that_start_at_once_keep_one_file_and_the_next_start_says_that_it_maps
     assert!(held > 0, "its pages count");
     let log = stop(next);
     assert!(log.contains("mapped from") && log.contains("every byte checked") && !log.contains(" packed\""), "{log}");
-    // A server with another instruction set packs a file of its own. Its text may differ: a matrix unit computes prompts in bf16.
+    // A server with another instruction set packs another file. Its text may differ: a matrix unit computes prompts in bf16.
     let (text, mapped) = said(&start(&dir, &["--isa", "portable"]));
     assert_eq!((mapped, files(Path::new(&dir))), (false, 2));
     assert_eq!(said(&start(&dir, &["--isa", "portable"])), (text, true));

@@ -8,13 +8,13 @@ use std::process::{Command, Output};
 use crate::product::{Server, fixture, repository};
 use crate::python::comes_to_its_end;
 
-/// The release the script was written against; it drives a browser that is there and brings none.
+/// The release that the script was written for. It drives an installed browser and includes none.
 const PLAYWRIGHT: &str = "playwright-core@1.65.1";
 
-/// Rules of accessibility that the script checks.
+/// The accessibility rules that the script checks.
 const AXE: &str = "axe-core@4.14.1";
 
-/// Names of the browser, as distributions have them.
+/// Program names of the browser in distributions.
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome-stable", "google-chrome"];
 
 fn good(command: &mut Command) -> Result<Output, String> {
@@ -38,7 +38,7 @@ fn browser() -> PathBuf {
     given.map_or_else(|| program(&BROWSERS), PathBuf::from)
 }
 
-/// Packages of npm, installed once below the build's own files, in a directory of this name.
+/// Installs npm packages once, in a directory of this name in the build directory.
 pub fn modules(name: &str, packages: &[&str]) -> PathBuf {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let complete = target.join("complete");
@@ -73,7 +73,7 @@ fn the_web_app_works_in_a_real_browser() {
         .env("PLAYWRIGHT", playwright)
         .envs([("PLAIN", url(&plain)), ("KEYED", url(&keyed)), ("ENCODER", url(&encoder)), ("KEY", key.into())])
         .envs([("SEEING", url(&seeing)), ("HEARING", url(&hearing))])
-        // Nothing on this machine may come between the browser and the loopback address.
+        // The browser must not use a proxy for the loopback address.
         .envs([("NO_PROXY", "*"), ("no_proxy", "*")]);
     comes_to_its_end(&mut command, &plain);
 }

@@ -1,4 +1,4 @@
-//! `plan`: for every model there is, in words and as JSON, and the same numbers that a running server shows (I8).
+//! `plan`: plans of every fixture, as text and as JSON, with the same numbers as a running server (I8).
 
 use std::fs;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::product::{Server, default_model, eventually, fixture, repository, run
 /// Tokens of a page.
 const PAGE_TOKENS: u64 = 16;
 
-/// The plan as JSON. The exit code is 2 if it answers that a load does not fit.
+/// The plan as JSON. The exit code must be 2 if a load does not fit, else 0.
 fn plan(model: &str, flags: &[&str]) -> Value {
     let done = run(&[&["plan", model, "--json"], flags].concat());
     let answer: Value = serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{model}: {error}: {done:?}"));
@@ -22,7 +22,7 @@ fn sum(plan: &Value) -> u64 {
     plan["plan"]["lines"].as_array().unwrap().iter().map(|line| line["bytes"].as_u64().unwrap()).sum()
 }
 
-/// The same plan in words must name every component, the total and the line.
+/// Checks a model's plan. The text must name every component, the total and the memory limit.
 fn check(model: &str) {
     let plan = plan(model, &[]);
     let total = plan["total"].as_u64().unwrap();
@@ -58,7 +58,7 @@ fn a_flag_that_changes_nothing_is_named_by_plan_doctor_and_start() {
     assert_eq!(plan(model, &flags)["idle_flags"], json!([words]));
     assert_eq!(plan(model, &[])["idle_flags"], json!([]));
     assert!(run(&[&["plan", model][..], &flags].concat()).good().contains(words));
-    // Whatever else it finds on this machine.
+    // The doctor may find more on this machine, so its exit code is not checked.
     assert!(run(&[&["doctor", model, "--port", "0"][..], &flags].concat()).stdout.contains(words));
     let server = Server::start_model(model.as_ref(), &flags);
     assert!(server.log().contains(words), "{}", server.log());
@@ -93,7 +93,7 @@ fn a_configuration_alone_is_planned_like_the_model_with_its_weights() {
         assert_eq!(measured["component"], formula["component"]);
         let (measured_bytes, formula_bytes) = (measured["bytes"].as_u64().unwrap(), formula["bytes"].as_u64().unwrap());
         if measured["component"] == "tokenizer" {
-            // A lone configuration has no tokenizer to measure; what stands in for it must not be too little.
+            // A lone configuration has no tokenizer to measure, so a formula is used. It must not give too few bytes.
             assert!(formula_bytes >= measured_bytes, "{measured} {formula}");
         } else {
             assert_eq!(measured_bytes, formula_bytes, "{measured} {formula}");
@@ -158,7 +158,7 @@ fn a39_a_probe_beside_a_server_reports_and_changes_nothing() {
     assert_eq!((found["delta_tokens"].as_i64(), &found["report"]["refusal"]), (Some(0), &Value::Null), "{found}");
     assert_eq!(found["workspace_measured_bytes"], found["workspace_planned_bytes"], "{found}");
     assert!(found["fixed_measured_bytes"].as_u64() <= found["fixed_planned_bytes"].as_u64(), "{found}");
-    // Against the size that runs.
+    // Compared with the size of the running server.
     let against = probe(&["--max-total-token-num", "4096"]);
     assert_eq!(against["report"]["running_tokens"], 4096);
     assert_eq!(against["delta_tokens"].as_i64(), planned.as_i64().map(|tokens| tokens - 4096), "{against}");
@@ -167,7 +167,7 @@ fn a39_a_probe_beside_a_server_reports_and_changes_nothing() {
     let after = server.memory();
     for part in ["components", "pools", "device_allocations", "requests"] {
         let strip = |page: &Value| match part {
-            // The heap of a server that is asked for its page is never quite still.
+            // The request for the page itself changes the heap, so only planned bytes are compared.
             "components" => {
                 json!(page[part].as_array().unwrap().iter().map(|row| &row["planned_bytes"]).collect::<Vec<_>>())
             }
@@ -187,7 +187,7 @@ fn a_configuration_of_123_billion_weights_is_answered_within_a_second() {
         let answer = plan(config.to_str().unwrap(), &flags);
         (since.elapsed(), answer)
     };
-    // Once of five times, since a machine may stand still for a while.
+    // The fastest of five tries counts, because a machine may stand still for a while.
     let (took, answer) = (0..5).map(ask).min_by_key(|(took, _)| *took).unwrap();
     println!("answered in {took:?}: {answer}");
     assert!(took < Duration::from_secs(1), "{took:?}");
@@ -236,7 +236,7 @@ fn the_budget_that_a_refusal_suggests_is_the_smallest_that_works() {
     assert!(sum(&plan("smollm2", &["--memory-budget", &suggested.to_string()])) <= suggested);
     let words = refuse(&(suggested - 1).to_string());
     assert!(words.contains("(1 bytes) short"), "{words}");
-    // A pool of a named size, too, fills its line to the last byte.
+    // A pool of an explicit size also fits a limit of exactly its plan.
     let named =
         |budget: u64| ["--max-total-token-num", "512", "--memory-budget", &budget.to_string()].map(str::to_owned);
     let fits = sum(&plan("smollm2", &["--max-total-token-num", "512"]));
@@ -246,7 +246,7 @@ fn the_budget_that_a_refusal_suggests_is_the_smallest_that_works() {
     assert!(words.contains("(1 bytes) short"), "{words}");
 }
 
-/// The command under `ulimit`.
+/// The command, run by a shell under this `ulimit`.
 fn under(ulimit: &str, args: &[&str]) -> std::process::Command {
     let inner = crate::product::plimsoll(args);
     let script = format!("ulimit {ulimit}; exec \"$0\" \"$@\"");
@@ -256,13 +256,13 @@ fn under(ulimit: &str, args: &[&str]) -> std::process::Command {
     command
 }
 
-/// What `plan` says under `ulimit`.
+/// Runs `plan` under this `ulimit`. Returns whether it succeeded, and its output.
 fn plan_under(ulimit: &str) -> (bool, String) {
     let output = under(ulimit, &["plan", "smollm2"]).output().unwrap();
     (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
 }
 
-/// What a server that starts under `ulimit` says when it is ready; it has answered once.
+/// Starts a server under this `ulimit`, which must answer a request. Returns its ready line.
 fn serve_under(ulimit: &str, flags: &[&str]) -> String {
     let server = Server::try_start(under(ulimit, &[&["serve", "smollm2", "--port", "0"], flags].concat()));
     let server = server.unwrap_or_else(|words| panic!("ulimit {ulimit}: {words}"));
@@ -293,14 +293,14 @@ fn rlimit_is_named_when_memory_is_short_and_the_advice_works() {
 #[ignore = "models"]
 fn i8_under_an_rlimit_serve_is_what_plan_says() {
     default_model();
-    // Stacks of threads, and what the allocator reserves for them, come after the line was read.
+    // Thread stacks, and the allocator's reservations for them, are mapped after the memory limit was read.
     let elastic: &[&str] = &["--elastic"];
     for (ulimit, flags) in [("-v 800000", &[][..]), ("-v 1100000", &[]), ("-v 900000", elastic), ("-d 700000", &[])] {
         let (good, words) = plan_under(ulimit);
         assert!(good, "{words}");
         let of = |name| words.lines().find_map(|line| line.trim_start().strip_prefix(name)).unwrap().trim();
         let ready = serve_under(ulimit, flags);
-        // To one step of what is mapped besides, which is told in steps of 4 MiB and differs by some hundred KiB.
+        // Both are equal up to one step: other mapped bytes are counted in steps of 4 MiB, and differ by some hundred KiB.
         let mib = |text: &str| -> f64 { text.split_once(" MiB").unwrap().0.trim().parse().unwrap() };
         let served = mib(ready.split_once('(').unwrap().1);
         assert!((mib(of("total")) - served).abs() <= 4.1, "{ready}\n{words}");

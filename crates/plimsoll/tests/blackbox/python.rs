@@ -7,23 +7,23 @@ use std::sync::Mutex;
 
 use crate::product::{Server, repository};
 
-/// Packages of PyPI, installed once below the build's own files: what pip is told.
+/// Installs packages of PyPI once, in a directory of the build directory. `wishes` are the arguments of pip.
 ///
-/// A plain directory instead of a virtual environment: it needs nothing but pip, and where pip may not touch the system's
-/// packages it may still fill a directory.
+/// It uses a plain directory instead of a virtual environment. This needs only pip, and also works where pip may not change the
+/// system's packages.
 pub fn packages(name: &str, wishes: &[&str]) -> PathBuf {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     let complete = target.join("complete");
-    // With what is in files of requirements: another release is another installation.
+    // Requirement files are included: another release is another installation.
     let file = |word: &str| std::fs::read_to_string(repository().join(word)).unwrap_or_default();
     let wanted: String = wishes.iter().map(|word| format!("{word}\n{}", file(word))).collect();
     if std::fs::read_to_string(&complete).is_ok_and(|installed| installed == wanted) {
         return target;
     }
     let mut pip = Command::new("python3");
-    // What is never imported need not be compiled.
+    // Modules that are never imported need not be compiled.
     pip.args(["-m", "pip", "install", "--quiet", "--no-compile", "--upgrade", "--target"]).arg(&target).args(wishes);
     let output = pip.current_dir(repository()).output().expect("python3 runs");
     let said = String::from_utf8_lossy(&output.stderr);
@@ -32,12 +32,12 @@ pub fn packages(name: &str, wishes: &[&str]) -> PathBuf {
     target
 }
 
-/// A program that finds the packages of this requirement, and has nothing of this machine between itself and the loopback address.
+/// A program that finds the packages of this requirement, and uses no proxy for the loopback address.
 pub fn beside(requirement: &str, program: impl AsRef<OsStr>) -> Command {
     among(&requirement.replace("==", "-"), &[requirement], program)
 }
 
-/// The same with packages that take more words to install, in a directory of this name.
+/// As [`beside`], with packages that need several arguments of pip, in a directory of this name.
 pub fn among(name: &str, wishes: &[&str], program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(program);
     command.env("PYTHONPATH", packages(name, wishes));
@@ -46,7 +46,7 @@ pub fn among(name: &str, wishes: &[&str], program: impl AsRef<OsStr>) -> Command
     command
 }
 
-/// Runs a script of `tests/clients` against a server, with more arguments if it wants any. It must come to its end.
+/// Runs a script of `tests/clients` against a server, with further arguments. It must succeed.
 pub fn satisfies(requirement: &str, script: &str, server: &Server, more: &[PathBuf]) {
     ends_well(beside(requirement, "python3"), script, server, more);
 }
@@ -57,7 +57,7 @@ pub fn ends_well(mut command: Command, script: &str, server: &Server, more: &[Pa
     comes_to_its_end(&mut command, server);
 }
 
-/// Runs a command that checks a server. Its last words are `all good`.
+/// Runs a command that checks a server. Its output must end with `all good`.
 pub fn comes_to_its_end(command: &mut Command, server: &Server) {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));

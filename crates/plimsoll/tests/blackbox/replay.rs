@@ -1,4 +1,4 @@
-//! `serve --record` and `replay`: what is written says when and how much, never what; it can be replayed and simulated.
+//! `serve --record` and `replay`: a trace has times and lengths, but no text. It can be replayed and simulated.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 
 use crate::product::{Server, eventually, fixture, run};
 
-/// A file that does not exist, removed with the test.
+/// The path of a new file, which is removed when it is dropped.
 struct Scratch(PathBuf);
 
 impl Scratch {
     fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("plimsoll-{name}-{}", std::process::id()));
-        // It may be left from a run that was killed.
+        // The file may be left from a run that was killed.
         let _ = std::fs::remove_file(&path);
         Self(path)
     }
@@ -30,7 +30,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // It may not have come to be.
+        // The file may not exist.
         let _ = std::fs::remove_file(&self.0);
     }
 }
@@ -39,7 +39,7 @@ fn serve(flags: &[&str]) -> Server {
     Server::start_model(&fixture("llama"), flags)
 }
 
-/// Streams, reads the first piece and goes.
+/// Starts a stream, reads the first piece and disconnects.
 fn leaves(server: &Server) {
     let body = json!({"prompt": "one two three", "max_tokens": 300, "ignore_eos": true, "stream": true});
     let mut stream = server.send("/v1/completions", &body);
@@ -81,7 +81,7 @@ fn what_is_recorded_says_when_and_how_much_and_can_be_replayed_and_simulated() {
     let out = simulate();
     assert!(out.contains("6 sequences: 5 finished, 1 left") && out.contains("schedule "), "{out}");
     assert_eq!(simulate(), out, "the same schedule");
-    // Last: the server records this, too.
+    // The replay comes last, because the server records it, too.
     let url = format!("http://{}", server.address);
     let out = run(&["replay", trace.name(), "--url", &url, "--speed", "0", "--vocab", "200"]).good();
     assert!(out.contains("4 answered, 1 left") && out.contains("0 failed"), "{out}");
@@ -103,17 +103,17 @@ fn a_trace_has_a_limit_and_the_one_before_is_kept() {
     server.signal("TERM");
     assert!(server.ended().success());
     let model = fixture("llama");
-    // After a restart both traces are there.
+    // After a restart there are both traces.
     let lines = trace.lines().len();
     let again = Server::start_model(&model, &["--record", trace.name()]);
     assert_eq!(again.get("/health").status, 200);
     let earlier = std::fs::read_to_string(format!("{}.1", trace.name())).unwrap();
     assert_eq!((earlier.lines().count(), trace.lines().len()), (lines, 1));
-    // One file has one server.
+    // Two servers cannot record in one file.
     let words = run(&["serve", model.to_str().unwrap(), "--port", "0", "--record", trace.name()]);
     assert!(words.stderr.contains("another server records there"), "{words:#?}");
     drop(again);
-    // What has no request drives nothing out.
+    // A trace without requests does not push an older one out.
     let third = Server::start_model(&model, &["--record", trace.name()]);
     assert_eq!(third.get("/health").status, 200);
     assert_eq!(std::fs::read_to_string(format!("{}.1", trace.name())).unwrap(), earlier);
@@ -154,7 +154,7 @@ fn public_traces_are_read_and_what_is_none_is_said() {
     assert!(simulate(&write("nonsense", "{\"plimsoll_trace\":1}\n")).refused().contains("line 1: "));
     let words = simulate(&write("strange", "{\"messages\": []}\n")).refused();
     assert!(words.contains("of no format that is read here") && words.contains("--format"), "{words}");
-    // Of a later version, whatever else its first line has.
+    // A trace of a later version is refused, even with unknown fields in its first line.
     let words = simulate(&write("later", "{\"plimsoll_trace\": 9, \"pages\": 1}\n")).refused();
     assert!(words.contains("line 1: the trace has version 9; this plimsoll reads version 1"), "{words}");
     // The recording stopped in the middle of a line: complete lines are replayed.

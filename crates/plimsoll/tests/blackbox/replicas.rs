@@ -1,5 +1,5 @@
-//! More than one server: what routers and gateways read of a single one, and several behind a gateway, under load, while one is
-//! killed and one is drained (`tests/clients/replicas.py` says how).
+//! Several servers: the events and metrics that routers read, and replicas behind a gateway under load. Meanwhile one replica is
+//! killed and one is drained (`tests/clients/replicas.py`).
 
 use std::fs;
 use std::io::Write;
@@ -69,7 +69,7 @@ fn routers_follow_the_cache() {
     server.ask("/v1/completions", &prompt(64));
     let (third, parent, _) = follower.stored();
     assert_eq!((parent, follower.stored().1), (Some(second), Some(third)));
-    // One that comes back knows what it knew; another server's reader does not.
+    // A reader that reconnects with its last event id continues there. An id of another server gets a reset.
     let mut back = Follower::of(&server, &format!("last-event-id: {}-{}\r\n", follower.epoch, follower.seq));
     let mut stranger = Follower::of(&server, "last-event-id: 1-2\r\n");
     server.ask("/v1/completions", &prompt(96));
@@ -78,7 +78,7 @@ fn routers_follow_the_cache() {
     assert_eq!(stranger.stored().0, first);
     let page = server.get("/metrics").text();
     assert!(page.contains("plimsoll_kv_events_readers 3\n"), "{page}");
-    // Each change was told of, the last one now, and counted as what only grows.
+    // The counter has the number of the last event.
     follower.stored();
     assert!(page.contains("# TYPE plimsoll_kv_changes_total counter\n"), "{page}");
     assert!(page.contains(&format!("\nplimsoll_kv_changes_total {}\n", follower.seq)), "{page}");
@@ -91,7 +91,7 @@ fn routers_follow_the_cache() {
     assert_eq!(follower.next(), None);
 }
 
-/// What the page from this token on holds.
+/// The tokens of the KV page that begins at this token of the prompt.
 fn back_tokens(from: usize) -> Vec<u64> {
     prompt(96)["prompt"].as_array().unwrap()[from..from + 16].iter().map(|id| id.as_u64().unwrap()).collect()
 }
@@ -151,7 +151,7 @@ fn the_endpoint_picker_finds_its_metrics() {
 }
 
 const ROUTERS: &[&str] = &["-r", "deploy/router/requirements.txt"];
-/// The file names everything that is needed, and says why it does.
+/// The file lists all packages, so pip installs no other dependencies.
 const DYNAMO: &[&str] = &["--no-deps", "-r", "deploy/dynamo/requirements.txt"];
 
 fn behind(gateway: &str, replicas: &str) {

@@ -1,4 +1,4 @@
-//! The soak of five minutes with everything that breaks servers, as any user can run it, and what it once found.
+//! The soak of five minutes with faults and hostile clients, as any user can run it, and regressions that it found.
 
 use std::process::Command;
 use std::time::Duration;
@@ -21,7 +21,7 @@ fn everything_that_breaks_servers_for_five_minutes() {
     let (said, log) = (text(&output.stdout), text(&output.stderr));
     println!("{said}\n{log}");
     if log.contains("***") {
-        // No root, no cgroup: the rest has run.
+        // Without root there is no cgroup; the rest has run.
         say(&log);
     }
     assert!(output.status.success() && said.ends_with("PASS\n"), "see above");
@@ -31,7 +31,7 @@ fn everything_that_breaks_servers_for_five_minutes() {
     std::fs::remove_dir_all(&scratch).unwrap();
     assert!(written.len() < 150_000 && image.len() < 150_000, "{} and {} bytes", written.len(), image.len());
     assert!(image.starts_with("<svg") && image.contains("memory limit: planned"), "a picture under its line");
-    // Every manner of client came, and so did all the trouble.
+    // Every client profile and every fault occurred.
     let tally = &report["evidence"]["tally"]["by_profile"];
     for manner in ["image", "tools", "structured", "fixed", "leaves_early", "slow", "half_open", "malformed"] {
         let counts = &tally[manner];
@@ -43,7 +43,7 @@ fn everything_that_breaks_servers_for_five_minutes() {
     }
 }
 
-/// A directory that is always full, on a disk that is full at times.
+/// A cache directory that is always at its limit, on a disk that is full at times.
 #[test]
 #[ignore = "soak"]
 fn the_cache_on_disk_keeps_its_bound_in_a_crowd() {
@@ -55,7 +55,7 @@ fn the_cache_on_disk_keeps_its_bound_in_a_crowd() {
     assert!(said.contains("kept    the cache on disk stays under its bound"), "see above");
 }
 
-/// The soak found it: a log that cannot be written ended every thread that logged, the engine's among them.
+/// Regression from the soak: a log that could not be written ended every thread that logged, also the engine's.
 #[test]
 fn a_server_whose_log_cannot_be_written_serves_on() {
     let inner = plimsoll(["serve", "demo", "--port", "0", "--log-ledger-every", "1"]);
@@ -94,10 +94,10 @@ fn a_server_on_a_machine_that_has_been_up_for_ten_years() {
     assert!(page["uptime_seconds"].as_f64().unwrap() < 600.0 && page["healthy"] == true, "{page}");
 }
 
-/// Waits, timeouts, rates and rests are measured with clocks that only go forward. The time of day may jump: it is told to people
-/// (`created`, dates in chat templates, a load's and a log of pages' times, spans, what the doctor says of the clock), those of a file
-/// are compared with each other and with when it was opened, and it decides nothing about a request. The cache on disk counts the day's
-/// bytes by it, and orders files over restarts: a jump costs hits.
+/// Waits, timeouts, rates and pauses use monotonic clocks. The time of day may jump, and decides nothing about a request. It is only
+/// displayed (`created`, dates in chat templates, times of loads and of a log of pages, spans, the doctor's clock check). File times
+/// are compared with each other and with the time of opening. The disk cache uses the time of day to count a day's bytes and to
+/// order files over restarts: a jump costs hits.
 #[test]
 fn the_time_of_day_decides_nothing() {
     let allowed = [

@@ -1,15 +1,15 @@
-//! `schemathesis` over the OpenAPI document: what a tool that knows nothing but the document makes of the server.
+//! `schemathesis` over the OpenAPI document: it tests the server with requests generated from the document alone.
 
 use crate::product::{Server, repository};
 use crate::python::beside;
 
-/// The release the script was written against.
+/// The release that the script was written for.
 const SCHEMATHESIS: &str = "schemathesis==4.32.5";
 
 #[test]
 #[ignore = "external"]
 fn schemathesis_finds_no_5xx_and_no_mismatch() {
-    // Short contexts: every answer is short.
+    // A short context keeps every answer short.
     let server =
         Server::start(&["--max-total-token-num", "4096", "--max-req-total-len", "64", "--unknown-fields", "refuse"]);
     let output = beside(SCHEMATHESIS, repository().join("tests/clients/schemathesis.sh"))

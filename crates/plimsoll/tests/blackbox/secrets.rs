@@ -1,5 +1,5 @@
-//! What must be in no log and no trace, however much is logged and whatever becomes of a request: keys, credentials, signed addresses,
-//! what clients and models say.
+//! Secrets must be in no log and no trace, at any log level and for any result of a request: keys, credentials, signed URLs, and the
+//! texts of clients and models.
 
 use std::fmt::Write as _;
 use std::io::{Read, Write};
@@ -14,13 +14,13 @@ use serde_json::{Value, json};
 use crate::http::Answer;
 use crate::product::{Server, eventually, fixture, plimsoll, run};
 
-/// A word that is in all that must not be seen.
+/// A word that every secret of these tests contains.
 const SECRET: &str = "sesame";
 
 /// The server's own keys.
 const KEYS: [&str; 2] = ["key-sesame-one", "key-sesame-two"];
 
-/// A directory that goes with the test.
+/// A directory that is removed when it is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -47,7 +47,7 @@ impl Drop for Folder {
     }
 }
 
-/// Sends a request with these header lines; the answer, if one comes.
+/// Sends a request with these header lines, and returns the answer, if there is one.
 fn send(server: &Server, head: &str, headers: &[&str], body: &str) -> Option<Answer> {
     let mut text = format!("{head} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n");
     headers.iter().for_each(|header| write!(text, "{header}\r\n").unwrap());
@@ -60,7 +60,7 @@ fn send(server: &Server, head: &str, headers: &[&str], body: &str) -> Option<Ans
 
 const OPEN: &str = "authorization: Bearer key-sesame-one";
 
-/// A request with the right key and its status; the answer is read to its end.
+/// Sends a request with the right key, reads the answer to its end, and returns its status.
 fn status(server: &Server, head: &str, body: &Value) -> u16 {
     let answer = send(server, head, &[OPEN, "cookie: session=sesame"], &body.to_string()).expect("there is an answer");
     let status = answer.status;
@@ -68,7 +68,7 @@ fn status(server: &Server, head: &str, body: &Value) -> u16 {
     status
 }
 
-/// A server of images that has none: it redirects to an address that is signed, too, answers with nonsense, with nothing, or with 404.
+/// A server of images that has none. It redirects to another signed URL, or answers with nonsense, with nothing, or with 404.
 fn gallery() -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -88,14 +88,14 @@ fn gallery() -> (String, Arc<Mutex<Vec<String>>>) {
                 _ => "HTTP/1.1 404 Not Found\r\nset-cookie: sesame\r\ncontent-length: 6\r\n\r\nsesame",
             };
             seen.lock().unwrap().push(line);
-            // Its reader may have gone.
+            // The client may have disconnected.
             let _ = stream.write_all(answer.as_bytes());
         }
     });
     (address, asked)
 }
 
-/// Answered requests in every API, whole and streamed, and one that its client abandons.
+/// Sends requests to every API, whole and streamed, and disconnects from one of them.
 fn answered(server: &Server) {
     for stream in [false, true] {
         let chat = json!({"messages": [{"role": "system", "content": "sesame"}, {"role": "user", "content": "open sesame"}],
@@ -118,7 +118,7 @@ fn answered(server: &Server) {
     assert!(left.event().is_some());
 }
 
-/// Requests that are refused, each for a reason of its own: the status tells which.
+/// Sends requests that are refused, each for another reason, with the expected status.
 fn refused(server: &Server) {
     let good = json!({"prompt": "sesame", "max_tokens": 2}).to_string();
     for (status, head, headers, body) in [
@@ -143,7 +143,7 @@ fn refused(server: &Server) {
     }
     let long = json!({"prompt": "sesame ".repeat(20_000), "max_tokens": 2});
     assert_eq!(status(server, "POST /v1/completions", &long), 400);
-    // A head that is too long, one that is none, and a body that ends early.
+    // A head that is too long, an invalid head, and a body that ends early.
     drop(send(server, "POST /v1/completions", &[&format!("x-sesame: {}", "sesame".repeat(9_000))], &good));
     for bytes in [
         "sesame\r\n\r\n",
@@ -155,7 +155,7 @@ fn refused(server: &Server) {
     }
 }
 
-/// Images at addresses that hold secrets, none of which can be had.
+/// Asks about images with secrets in their URLs. None of the images can be fetched.
 fn images(server: &Server, gallery: &str) {
     for url in [
         format!("http://{gallery}/moved?X-Amz-Signature=sesame"),
@@ -185,7 +185,7 @@ fn no_log_and_no_trace_has_keys_addresses_or_what_was_said() {
     command.arg(fixture("vl-qwen3")).args(["--port", "0", "--media-fetch", "any", "--media-fetch-timeout", "2"]);
     command.args(["--unknown-fields", "refuse"]);
     command.args(["--api-key-file", &keys, "--max-total-token-num", "8192", "--media-bytes", "67108864"]);
-    // Everything that anything in the process could say.
+    // The most verbose log level of all crates in the process.
     command.arg("--record").arg(&trace).env("RUST_LOG", "trace").env("RUST_BACKTRACE", "1");
     let mut server = Server::try_start(command).unwrap_or_else(|words| panic!("{words}"));
     let url = format!("http://{}", server.address);

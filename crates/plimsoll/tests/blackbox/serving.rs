@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 use crate::http::request;
 use crate::product::{Server, fixture, plimsoll};
 
-/// From exec to the first token of a stream, with the model's file in the page cache and a core for each thread. Release
-/// builds take far less; this is for the build that tests run.
+/// Most seconds from exec to the first token of a stream, with the model's file in the page cache and a core for each thread.
+/// This is for the build that tests run; release builds take far less.
 const FIRST_TOKEN_SECONDS: f64 = 10.0;
 
 /// How many threads compete for one core on this machine right now, at least 1.
@@ -113,7 +113,7 @@ fn errors_have_openais_shape_and_name_the_limit() {
     error("/v1/completions", &json!({"prompt": "x", "model": "gpt-4"}), 404, &["gpt-4", "smollm2"]);
     error("/v1/chat/completions", &json!({"messages": []}), 400, &["messages"]);
     error("/v1/nothing", &json!({}), 404, &["/v1/nothing"]);
-    // What only shows when it is followed is no fault of the server's either.
+    // A schema that allows no token at some point is also an error of the client.
     let schema = json!({"type": "array", "items": {"enum": [1]}, "uniqueItems": true, "minItems": 2});
     error("/v1/completions", &json!({"prompt": "x", "guided_json": schema}), 400, &["the schema allows no token here"]);
     let documents = json!({"messages": [{"role": "user", "content": "x"}], "documents": [{"text": "y"}]});
@@ -164,7 +164,7 @@ fn answers_do_not_depend_on_the_neighbours() {
     assert_eq!(alone, together);
 }
 
-/// glibc's per-thread caches are off. Tunables that the user has set in the environment stay.
+/// glibc's per-thread caches are turned off. Tunables that the user has set in the environment stay.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 #[test]
 fn threads_keep_no_freed_memory_unless_they_are_told_to() {
@@ -186,7 +186,7 @@ fn threads_keep_no_freed_memory_unless_they_are_told_to() {
         let found = seen.split('\0').find_map(|entry| entry.strip_prefix("GLIBC_TUNABLES="));
         assert_eq!(found, Some(expected), "{set:?}");
     }
-    // Where the setting is taken away again, it starts anew once and not for ever.
+    // If the setting is removed again, the process re-executes itself once and not in a loop.
     let mut command = plimsoll(["serve", fixture("llama").to_str().unwrap(), "--port", "0"]);
     command.env_remove("GLIBC_TUNABLES").env("_PLIMSOLL_STARTED_ANEW", "1");
     assert_eq!(Server::try_start(command).unwrap().get("/health").status, 200);

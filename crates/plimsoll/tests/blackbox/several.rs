@@ -1,5 +1,5 @@
-//! `serve --models` with real models: answers are the ones a server of that model alone gives, memory comes and goes with the models,
-//! all of it under one line.
+//! `serve --models` with real models. Answers are those of a server with that model alone. Memory is taken and freed with the
+//! models, and stays under one memory limit.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -11,12 +11,12 @@ use serde_json::{Value, json};
 
 use crate::product::{Server, default_model, eventually, fixture, plimsoll, run};
 
-/// Anonymous memory after all models are gone may be so much above what it was before the first: what the allocator and the threads of
-/// HTTP keep of their first use.
+/// Most bytes that anonymous memory may grow by after all models are unloaded. The allocator and the HTTP threads keep them after
+/// their first use.
 const KEPT: u64 = 4 << 20;
 
-/// While a model comes, the process and its books are looked at one after the other: what the heap takes or gives back in between is in
-/// neither. The pages of keys and values alone are 176 MiB.
+/// Most unaccounted bytes during a load. The process and the ledger are read one after the other, and the heap may change in
+/// between. For comparison, the KV cache alone is 176 MiB.
 const BETWEEN_LOOKS: i64 = 16 << 20;
 
 /// A directory for one test's files, gone with it.
@@ -40,7 +40,7 @@ impl Folder {
 
 impl Drop for Folder {
     fn drop(&mut self) {
-        // What is left is in the build's own directory.
+        // A folder that cannot be removed stays in the build directory.
         let _ = fs::remove_dir_all(&self.0);
     }
 }
@@ -71,7 +71,7 @@ fn all_unloaded(server: &Server) -> bool {
     server.memory()["models"].as_array().unwrap().iter().all(|part| part["state"] == "unloaded")
 }
 
-/// The most that no row of the ledger knew of while something went on.
+/// The most unaccounted bytes of the ledger while `act` runs.
 fn unaccounted_while(server: &Server, act: impl FnOnce()) -> i64 {
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -100,7 +100,7 @@ fn toml(name: &str, model: &Path, more: &str) -> String {
     format!("[[models]]\nname = '{name}'\nmodel = '{}'\n{more}\n", model.display())
 }
 
-/// The memory report, in which plans stay under the line and every row under its plan.
+/// The memory report. Checks that the plans fit the memory limit, and each row fits its plan.
 fn within_the_plan(server: &Server, line: u64) -> Value {
     let page = server.memory();
     assert!(page["planned_bytes"].as_u64().unwrap() <= line, "I1: {page}");
@@ -135,7 +135,7 @@ fn models_come_and_go_and_so_does_their_memory() {
         toml("broken", &broken, ""),
     ];
     let server = folder.serve(&listed.concat(), &["--threads", "2"]);
-    // A file that was a model when the server began.
+    // Breaks the file of a model after the server's start.
     fs::write(&broken, "nothing of the kind").unwrap();
     let alone = Server::start_model(&tiny, &["--threads", "2"]);
     let expected = text(&alone.ask("/v1/completions", &story("llama"))).to_owned();
@@ -151,7 +151,7 @@ fn models_come_and_go_and_so_does_their_memory() {
         let refused = server.post("/v1/completions", &story("broken"));
         assert_eq!(refused.status, 500);
         assert_eq!(refused.json()["error"]["code"], "model_load_failed");
-        // Beside the others it is still as alone.
+        // Beside the others, the model answers as it does alone.
         assert_eq!(text(&server.ask("/v1/completions", &story("tiny"))), expected);
         let page = within_the_plan(&server, line);
         let (held, unaccounted) = (anonymous(&server), page["unaccounted_bytes"].as_i64().unwrap());
@@ -171,7 +171,7 @@ fn models_come_and_go_and_so_does_their_memory() {
         // The counts of requests stay after their model is unloaded.
         assert!(page["requests"]["finished"].as_u64().unwrap() >= 3 * (round + 1), "{page}");
     }
-    // Another model under the old name is what is planned and loaded next.
+    // A new model under the old name is planned and loaded next.
     let planned = |name: &str| part(&server, name)["planned_bytes"].as_u64().unwrap();
     let before = planned("words");
     let files = folder.0.join("words");
@@ -180,7 +180,7 @@ fn models_come_and_go_and_so_does_their_memory() {
     let scores = json!({"model": "words", "query": "a ship", "documents": ["water", "a ship"]});
     assert_eq!(server.ask("/v1/rerank", &scores)["results"].as_array().unwrap().len(), 2);
     assert_ne!(planned("words"), before);
-    // Each load and each that failed has its lines.
+    // The log has lines for each load, also for a failed one.
     for line in [
         "loading model=\"smol\" planned_bytes=",
         "loaded model=\"smol\" planned_bytes=",
@@ -188,7 +188,7 @@ fn models_come_and_go_and_so_does_their_memory() {
     ] {
         assert!(server.log().contains(line), "{line}: {}", server.log());
     }
-    // On a slow machine it may have gone between two requests of a round, too.
+    // On a slow machine, the model may also have been unloaded between two requests of a round.
     assert!(part(&server, "tiny")["loads"].as_u64() >= Some(3));
 }
 
@@ -242,7 +242,7 @@ fn one_line_for_all_of_them() {
     assert!(server.log().contains("it can never be loaded; requests for it are refused: it needs"), "{}", server.log());
     assert_eq!(server.memory()["planned_bytes"].as_u64().unwrap(), shared + smol + tiny);
     drop(server);
-    // A line for the large one, or the two small ones, and no more.
+    // A memory limit for the large model, or for the two small ones.
     let budget = shared + smol + (1 << 20);
     assert!(tiny > 1 << 20 && 2 * tiny < smol, "{tiny} {smol}");
     let mut server = folder.serve(&listed, &["--memory-budget", &budget.to_string()]);
@@ -287,19 +287,19 @@ fn a_name_without_a_model_is_found_before_ready() {
     for part in ["models.toml", "`gone`", missing.to_str().unwrap()] {
         assert!(words.contains(part), "{part}: {words}");
     }
-    // Something is there, and it is no model.
+    // A directory that is no model.
     let adapter = folder.0.join("adapter");
     fs::create_dir_all(&adapter).unwrap();
     fs::write(adapter.join("adapter_config.json"), "{}").unwrap();
     fs::write(&file, toml("tiny", &fixture("llama"), "") + &toml("tuned", &adapter, "")).unwrap();
     let words = run(&serve).refused();
     assert!(words.contains("`tuned`") && words.contains("adapter_config.json"), "{words}");
-    // It is a model, and not one that this setting can be of.
+    // A model that cannot use this setting.
     fs::write(&file, toml("tiny", &fixture("llama"), "") + &toml("close", &fixture("bert"), "max-total-token-num = 9"))
         .unwrap();
     let words = run(&serve).refused();
     assert!(words.contains("`close`") && words.contains("--max-total-token-num is 9, but this model"), "{words}");
-    // So with what is only read of it, and `plan` says the same.
+    // The same holds for settings of replies and files that are only read, and `plan` reports the same errors.
     let odd = folder.0.join("odd");
     copy_all(&fixture("llama"), &odd);
     fs::write(odd.join("generation_config.json"), r#"{"top_p": 7}"#).unwrap();
@@ -316,7 +316,7 @@ fn a_name_without_a_model_is_found_before_ready() {
             assert!(plan.stderr.contains("models.toml: no plan for `judge`"), "{plan:#?}");
         }
     }
-    // What is wrong with the file is said by file, line and key, not by flag.
+    // An error in the file is reported with file, line and key, not with a flag.
     fs::write(&file, toml("tiny", &fixture("llama"), "max-waiting = 'many'")).unwrap();
     let words = run(&serve).refused();
     assert!(words.contains("models.toml: line 4: `max-waiting`: `many`: invalid digit"), "{words}");
@@ -334,7 +334,7 @@ fn a_server_that_ends_does_not_load_on() {
     eventually("it is being loaded", || part(&server, "smol")["state"] != "unloaded");
     server.signal("TERM");
     assert!(server.ended().success(), "{}", server.log());
-    // On a quick machine it was there already.
+    // On a fast machine, the model was already loaded.
     let log = server.log();
     assert!(
         log.contains("load cancelled: no request waits for it model=\"smol\"") || log.contains("loaded model=\"smol\""),

@@ -1,4 +1,4 @@
-//! The end: a signal lets what runs finish, takes nothing new, and leaves no process behind.
+//! Shutdown: after a signal running requests finish, new ones are refused, and no process is left behind.
 
 use std::net::TcpStream;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::product::{Server, eventually};
 
 const POOL: [&str; 2] = ["--max-total-token-num", "8192"];
 
-/// A stream of `tokens` tokens of which the first few have come.
+/// A stream of `tokens` tokens, after its first few tokens have arrived.
 fn running_stream(server: &Server, tokens: u32) -> Answer {
     let body = json!({
         "prompt": "Once upon a time", "max_tokens": tokens, "temperature": 0, "ignore_eos": true, "stream": true,
@@ -38,7 +38,7 @@ fn assert_gone(server: &Server) {
 #[test]
 #[ignore = "models"]
 fn sigterm_lets_a_stream_finish() {
-    // Time enough on the slowest machine.
+    // A drain time that is enough on the slowest machine.
     let mut server = Server::start(&[&POOL[..], &["--drain-seconds", "600"]].concat());
     let stream = running_stream(&server, 400);
     server.signal("TERM");
@@ -62,11 +62,11 @@ fn sigterm_lets_a_stream_finish() {
 fn an_idle_server_ends_at_once() {
     for signal in ["TERM", "INT"] {
         let mut server = Server::start(&[&POOL[..], &["--drain-seconds", "600"]].concat());
-        // A kept-alive connection without a request must not hold the end up.
+        // A kept-alive connection without a request must not delay the end.
         let idle = TcpStream::connect(server.address).unwrap();
         let since = Instant::now();
         server.signal(signal);
-        // Sooner than such a connection is closed by itself.
+        // Less time than an idle connection stays open.
         let status = server.ended_within(Duration::from_secs(12));
         println!("idle, SIG{signal}: ended after {:.2} s", since.elapsed().as_secs_f64());
         assert_eq!(status.code(), Some(0), "{signal}: {status}:\n{}", server.log());
@@ -78,14 +78,14 @@ fn an_idle_server_ends_at_once() {
 #[test]
 #[ignore = "models"]
 fn what_does_not_finish_in_time_is_told_so() {
-    // The drain ends when its time is over or at a second signal.
+    // The drain ends after `--drain-seconds` or at a second signal.
     for (seconds, again) in [("1", false), ("600", true)] {
         let mut server = Server::start(&[&POOL[..], &["--drain-seconds", seconds]].concat());
         let stream = running_stream(&server, 8000);
         let since = Instant::now();
         server.signal("TERM");
         if again {
-            // Another one at once is the same signal.
+            // A second signal at once counts as the same one.
             server.signal("INT");
             eventually("it drains", || server.get("/ready").status == 503);
             thread::sleep(Duration::from_millis(1200));

@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use crate::limit::say;
 use crate::product::{Server, eventually, repository};
 
-/// A request must be refused within this time, however its schema is made. It includes the start of a process on a busy machine.
+/// A request with any schema must be refused within this time. It includes the start of a process on a busy machine.
 const REFUSED_WITHIN: Duration = Duration::from_secs(8);
 
-/// Resident bytes of a process that a sandbox may have, its program's pages included.
+/// Most resident bytes of a sandbox process, the pages of its program included.
 const SANDBOX_RSS_MAX: u64 = 64 << 20;
 
 fn demo(flags: &[&str]) -> Server {
@@ -134,7 +134,8 @@ fn a_refusal_names_the_smallest_part_that_breaks_a_limit_and_its_tool() {
     let answer = server.post("/v1/completions", &completion(&schema));
     let (status, said) = (answer.status, answer.text());
     assert_eq!(status, 400, "{said}");
-    // The search for the smallest part has a limit in time: on a busy machine it may end one part above, or time is short before memory.
+    // The search for the smallest part has a time limit. On a busy machine it may end one part above, or the time may run out before
+    // the memory.
     let limited = said.contains("12 MiB of memory") || said.contains("it takes longer than");
     assert!(said.contains("at /properties/deep") && limited, "{said}");
     let tool = |name: &str, schema: &Value| json!({"type": "function", "function": {"name": name, "strict": true, "parameters": schema}});
@@ -197,7 +198,7 @@ fn repeated_keys_and_items_are_not_written() {
     }
 }
 
-/// The official suite, where it lies beside the checkout: it is not part of this repository.
+/// The official suite, if it is beside the checkout: it is not part of this repository.
 fn suite() -> Option<Vec<Value>> {
     let file = repository().join("../shared/json-schema/suite-2020-12.json");
     let Ok(text) = fs::read_to_string(&file) else {
@@ -219,7 +220,7 @@ fn the_official_suite_gives_no_invalid_answer_and_few_refusals() {
     let (mut valid, mut cut, mut refused, mut bad) = (0, 0, Vec::new(), Vec::new());
     for (group, temperature) in suite.iter().flat_map(|group| [(group, 0), (group, 1)]) {
         let schema = &group["schema"];
-        // What is no object is given as text.
+        // A schema that is no object is sent as text.
         let given = if schema.is_object() { schema.clone() } else { schema.to_string().into() };
         let mut body = completion(&given);
         (body["temperature"], body["max_tokens"]) = (temperature.into(), 200.into());

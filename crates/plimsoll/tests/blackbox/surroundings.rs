@@ -1,5 +1,5 @@
-//! What a process gets from outside: a log without a reader, a limit on files, few threads, an environment. None of
-//! these ends the server. A value that would change it unnoticed is refused.
+//! The environment of the process: a log without a reader, a limit on files, few threads, variables. None of
+//! these ends the server. A variable that would change it unnoticed is refused.
 
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::product::{Finished, Server, fixture, plimsoll, run};
 
-/// A folder that goes with the test.
+/// A folder that is removed when it is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -54,7 +54,7 @@ fn unread_log_loses_lines_and_nothing_else() {
     let folder = Folder::new("unread");
     let path = folder.0.join("log");
     assert!(Command::new("mkfifo").arg(&path).status().unwrap().success());
-    // Held open for reading, and not read.
+    // The log's reader holds it open and does not read.
     let mut log = OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let mut server = logging_to(&path, "");
     (0..600).for_each(|_| ask(&server));
@@ -78,7 +78,7 @@ fn a_limit_on_files_costs_lines_of_the_log_and_not_the_server() {
     let path = folder.0.join("log");
     let mut server = logging_to(&path, "ulimit -f 16;");
     (0..200).for_each(|_| ask(&server));
-    // Blocks of 512 bytes or of 1,024: shells differ.
+    // The limit's unit is 512 or 1,024 bytes, depending on the shell.
     let bytes = fs::metadata(&path).unwrap().len();
     assert!((7 << 10..=16 << 10).contains(&bytes), "{bytes} bytes: the limit is met");
     server.signal("TERM");
@@ -96,7 +96,7 @@ fn all_threads_are_there_before_ready() {
             scope.spawn(|| ask(&server));
         }
     });
-    // A thread of the start may end late.
+    // A thread of the start may end late, so old threads may be missing.
     for id in fs::read_dir(format!("/proc/{}/task", server.pid())).unwrap() {
         assert!(before.contains(&id.unwrap().file_name()), "one more could have been refused");
     }
@@ -110,7 +110,7 @@ fn what_is_no_text_in_the_environment_is_refused() {
         let refused = Finished::of(plan).refused();
         assert!(refused.contains(name) && refused.contains("UTF-8") && !refused.contains("geheim"), "{refused}");
     }
-    // Others' variables are theirs.
+    // Variables of other programs are ignored.
     let plan = plimsoll(["plan", fixture("llama").to_str().unwrap()]).env("NAME", broken()).output().unwrap();
     Finished::of(plan).good();
 }
@@ -136,7 +136,7 @@ fn limits_beyond_all_numbers_are_refused_by_name() {
     }
 }
 
-/// A command without any place for a cache.
+/// A command without variables that give a directory for the cache.
 fn homeless(args: &[&str]) -> Command {
     let mut command = plimsoll(args);
     for name in ["HOME", "XDG_CACHE_HOME", "PLIMSOLL_CACHE"] {

@@ -1,4 +1,4 @@
-//! `run` in a real pseudo-terminal: keys, history, Ctrl-C, wrapping, a terminal that is resized; and without one.
+//! `run` in a real pseudo-terminal: keys, history, Ctrl-C, wrapping, a terminal that is resized; and `run` without a terminal.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Write};
@@ -19,10 +19,10 @@ use crate::product::{
     Finished, PATIENCE, Server, default_model, eventually, plimsoll, repository, run, run_with_input,
 };
 
-/// An engine of the process's own, whatever listens on this machine.
+/// Arguments that start an engine in the process, even if a server listens on this machine.
 const DEMO: [&str; 6] = ["run", "demo", "--max-total-token-num", "1024", "--temperature", "0"];
 
-/// A directory for a test's files, removed at the end.
+/// A directory for a test's files, removed when it is dropped.
 pub struct Data(pub PathBuf);
 
 impl Data {
@@ -32,7 +32,7 @@ impl Data {
         Self(path)
     }
 
-    /// The path of a file in it.
+    /// The path of a file in the directory.
     pub fn at(&self, name: &str) -> String {
         self.0.join(name).to_str().unwrap().to_owned()
     }
@@ -44,22 +44,22 @@ impl Drop for Data {
     }
 }
 
-/// A process with a terminal of its own.
+/// A process in its own pseudo-terminal.
 struct Terminal {
     child: Child,
     keyboard: File,
     screen: Arc<Mutex<String>>,
-    /// Bytes of the screen that were looked at.
+    /// Bytes of the screen that the test has read.
     seen: usize,
 }
 
 impl Terminal {
-    /// Runs the binary in a terminal of so many columns.
+    /// Runs the binary in a terminal with this number of columns.
     fn open(args: &[&str], columns: u16, data: &Data) -> Self {
         Self::open_with(args, columns, data, &[])
     }
 
-    /// The same with further variables of the environment.
+    /// As [`Self::open`], with further environment variables.
     fn open_with(args: &[&str], columns: u16, data: &Data, variables: &[(&str, &str)]) -> Self {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
         grantpt(&master).unwrap();
@@ -68,7 +68,7 @@ impl Terminal {
         tcsetwinsize(&master, size(columns)).unwrap();
         let slave = OpenOptions::new().read(true).write(true).open(name).unwrap();
         let inner = plimsoll(args);
-        // It makes the terminal the controlling one, as a login does.
+        // `setsid --ctty` makes the terminal the controlling one, as a login does.
         let mut command = Command::new("setsid");
         command.args(["--ctty", "--wait"]).arg(inner.get_program()).args(inner.get_args());
         command.env("XDG_DATA_HOME", &data.0).env("PLIMSOLL_CACHE", crate::product::cache()).env("TERM", "xterm");
@@ -104,7 +104,7 @@ impl Terminal {
         self.keys(&format!("{line}\r"));
     }
 
-    /// Waits until this stands on the screen behind all that was looked at. Gives what stands before it.
+    /// Waits until this text appears in the unread part of the screen. Returns the text before it.
     fn expect(&mut self, words: &str) -> String {
         let since = Instant::now();
         loop {
@@ -123,15 +123,15 @@ impl Terminal {
         }
     }
 
-    /// What is new on the screen after a while.
+    /// The unread part of the screen after this time.
     fn rest(&self, after: Duration) -> String {
         thread::sleep(after);
         self.screen.lock().unwrap()[self.seen..].to_owned()
     }
 
-    /// Waits for the prompt behind what was looked at. Gives what stands before it.
+    /// Waits for the next prompt in the unread part of the screen. Returns the text before it.
     fn prompt(&mut self) -> String {
-        // The editor asks for pasted text to be marked when it begins to read keys.
+        // The editor turns bracketed paste on when it begins to read keys.
         let before = self.expect("\x1b[?2004h");
         self.expect("> ");
         plain(&before)
@@ -151,7 +151,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // The terminal goes away with the last descriptor; what still runs in it is ended.
+        // The process in the terminal is killed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -250,7 +250,7 @@ fn answers_wrap_stop_and_start_again_in_a_terminal() {
     terminal.enter("Write a very long story about a ship, with many chapters.");
     terminal.expect("\r\n");
     let mut begun = terminal.rest(Duration::from_millis(700));
-    // On a busy machine the first words take longer, and what has none yet is not kept.
+    // On a busy machine the first words take longer, and an answer without words is not kept.
     for _ in 0..100 {
         if begun.chars().filter(|char| char.is_alphabetic()).count() > 40 {
             break;
@@ -258,7 +258,7 @@ fn answers_wrap_stop_and_start_again_in_a_terminal() {
         begun = terminal.rest(Duration::from_millis(200));
     }
     assert!(!begun.trim().is_empty(), "an answer has begun");
-    // Keys that are pressed meanwhile are not shown.
+    // Keys that are pressed during the answer are not shown.
     terminal.keys("\x1b[A\x03");
     let story = terminal.prompt();
     assert!(story.len() > 20 && !story.contains("^["), "{story}");

@@ -1,6 +1,6 @@
-//! InternVL served: tiles, thumbnails and numbered frames through all three APIs, with the prompts and answers of transformers. Gemma 3
-//! served: images of one size, each a paragraph. LFM2-VL served: pieces behind their places.
-//! Gemma 4 served: images of any aspect that fill a budget of tokens.
+//! Vision models served, with the prompts and answers of transformers. InternVL: tiles, thumbnails and numbered frames through all
+//! three APIs. Gemma 3: images of one size, each a paragraph. LFM2-VL: tiles after their positions. Gemma 4: images of any aspect
+//! ratio that fill a budget of tokens.
 
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// The image or frame that `tools/fixturelib/vision.py` draws by the same formula, as a data URL.
+/// An image or frame as a data URL, drawn by the formula of `tools/fixturelib/vision.py`.
 fn drawn(item: &Value, frame: u64) -> String {
     let [seed, height, width] = ["seed", "height", "width"].map(|key| number(&item[key]));
     let mut raw = Vec::new();
@@ -39,7 +39,7 @@ fn drawn(item: &Value, frame: u64) -> String {
     data_url(&stored(width as u32, height as u32, &raw))
 }
 
-/// The images of a case, as URLs: one each, or a video's frames.
+/// The images and videos of a case: whether it is a video, and the URL of the image or of each frame.
 fn shots(case: &Value) -> Vec<(bool, Vec<String>)> {
     let items = case["pictures"].as_array().expect("pictures").iter();
     let one = |item: &Value| {
@@ -49,7 +49,7 @@ fn shots(case: &Value) -> Vec<(bool, Vec<String>)> {
     items.map(one).collect()
 }
 
-/// What stands behind the images in the case's message.
+/// The text after the images in the case's message.
 fn words(case: &Value) -> &str {
     let text = case["text"].as_str().expect("a prompt");
     let text =
@@ -75,7 +75,8 @@ fn chat(case: &Value) -> Value {
            "return_token_ids": true, "logprobs": true})
 }
 
-/// As many tokens in the prompt, the same answer, its log-probabilities within what issue 6 allows without a resize.
+/// Checks an answer against the reference: as many prompt tokens, the same output tokens, and log-probabilities within the
+/// tolerance of issue 6 without a resize.
 fn as_the_reference(case: &Value, answer: &Value) {
     let name = &case["name"];
     assert_eq!(number(&answer["usage"]["prompt_tokens"]), case["ids"].as_array().unwrap().len() as u64, "{name}");
@@ -117,7 +118,7 @@ fn answered_as_transformers_does(models: &[(&str, usize)]) {
                         let case = &cases[(client + turn) % cases.len()];
                         let salted = json!({"cache_salt": format!("{client} {turn}")});
                         let mut body = chat(case);
-                        // Half of them find nothing in any cache.
+                        // Half of the requests are salted and find nothing in any cache.
                         if turn % 2 == 0 {
                             body.as_object_mut().unwrap().extend(salted.as_object().unwrap().clone());
                         }
@@ -169,12 +170,12 @@ fn through_every_api(model: &str) {
     }
 }
 
-/// Input tokens that Anthropic's API counts apart.
+/// Cached input tokens, which Anthropic's API counts separately.
 fn cached(answer: &Value) -> u64 {
     answer["usage"]["cache_read_input_tokens"].as_u64().unwrap_or(0)
 }
 
-/// A chat template for text alone, as models in GGUF have it that were converted from InternVL's original form.
+/// A chat template for text alone, as in GGUF files that were converted from InternVL's original format.
 #[test]
 fn tiles_are_answered_where_the_template_knows_text_alone() {
     const TEMPLATE: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}\
@@ -195,7 +196,7 @@ fn tiles_are_answered_where_the_template_knows_text_alone() {
         as_the_reference(case, &server.ask(CHAT, &chat(case)));
     }
     std::fs::remove_dir_all(&folder).expect("its own directory");
-    // The words that the template writes for an image are text where a client writes them.
+    // The template's placeholder of an image is plain text if a client writes it.
     let said = json!({"messages": [{"role": "user", "content": "<IMG_CONTEXT>"}], "max_tokens": 1});
     assert_eq!(number(&server.ask(CHAT, &said)["usage"]["completion_tokens"]), 1);
 }
@@ -216,7 +217,7 @@ fn a_image_has_no_more_tiles_than_were_planned() {
         server.post(CHAT, &body)
     };
     let image = |width, height| stored(width, height, &rows(width, height, 1));
-    // Two tiles and a thumbnail, of four tokens each; and one where the client wants few.
+    // Two tiles and a thumbnail, of four tokens each; and no more if the client asks for low detail.
     let tokens = |content: Value| number(&ask(content).json()["usage"]["prompt_tokens"]);
     let text = tokens(json!([{"type": "text", "text": "x"}]));
     let (wide, square) = (tokens(json!([part(&image(90, 9))])), tokens(json!([part(&image(16, 16))])));
@@ -228,7 +229,7 @@ fn a_image_has_no_more_tiles_than_were_planned() {
     let refused = ask(json!([{"type": "video", "video": frames}]));
     assert_eq!(refused.status, 400);
     assert!(refused.text().contains("--max-video-frames"));
-    // The words for media mean nothing in a client's text.
+    // Placeholders of media are plain text if a client writes them.
     let spelled = tokens(json!([{"type": "text", "text": "<video> <IMG_CONTEXT>"}]));
     assert!(spelled > text + 2, "{spelled} tokens: they are text");
 }

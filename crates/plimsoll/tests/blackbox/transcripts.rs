@@ -1,4 +1,4 @@
-//! Transcripts with times, of clips of any length: what `generate` of transformers gives with `return_timestamps=True`.
+//! Transcripts with times, of clips of any length, compared with `generate` of transformers with `return_timestamps=True`.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -43,7 +43,7 @@ fn verbose(server: &Server, asked: &Value) -> Value {
     serde_json::from_str(&ask(server, asked, &form)).expect("JSON")
 }
 
-/// The segments, of which `fields` are kept.
+/// The segments of an answer, with only these fields.
 fn segments(answer: &Value, fields: &[&str]) -> Vec<Value> {
     let kept = |segment: &Value| {
         fields.iter().map(|field| (field.to_string(), segment[*field].clone())).collect::<serde_json::Map<_, _>>()
@@ -56,11 +56,11 @@ fn whisper_gives_times_as_transformers_does() {
     all_at_once(&serve(&["--max-total-token-num", "2048"]));
 }
 
-/// Less room than three windows need, and drafts from the text.
+/// Less room than three windows need, and draft tokens from prompt lookup.
 #[test]
 #[ignore = "soak"]
 fn times_are_the_same_with_drafts_and_little_room() {
-    // How many drafts pay depends on what else the machine does.
+    // The adaptive limit depends on the load of the machine, so it is off.
     let drafts = ["--prompt-lookup-num-tokens", "4", "--disable-mtp-adaptive"];
     let server = serve(&[&["--max-total-token-num", "320"][..], &drafts].concat());
     all_at_once(&server);
@@ -183,11 +183,11 @@ fn a_client_that_leaves_ends_a_long_transcript() {
         drop(client);
         eventually("everything is given back", || server.at_rest());
     }
-    // The server is as it was.
+    // The server still works.
     assert_eq!(number(&verbose(&server, &timed()[0])["usage"]["output_tokens"]), 16);
 }
 
-/// What ends a transcript in a later window is an error, never a shorter text.
+/// A transcript that ends early in a later window is an error, never a shorter text.
 #[test]
 fn a_transcript_that_ends_early_is_an_error() {
     let server = serve(&[]);
@@ -212,7 +212,7 @@ fn a_transcript_that_ends_early_is_an_error() {
     }
 }
 
-/// Models that give no times say so.
+/// Models without times return an error that says so.
 #[test]
 fn other_models_refuse_times() {
     let server = Server::start_model(&fixture("asr"), &["--max-total-token-num", "2048"]);

@@ -1,4 +1,4 @@
-//! A client of a hundred lines: one request a connection, plain or chunked answers, events read as they come.
+//! A small HTTP client: one request per connection, plain or chunked answers, events read as they arrive.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,7 +15,7 @@ pub fn request(address: SocketAddr, method: &str, path: &str, body: &[u8]) -> st
     request_of(address, method, path, "application/json", body)
 }
 
-/// The same with a body of any type.
+/// As [`request`], with a body of any type.
 pub fn request_of(address: SocketAddr, method: &str, path: &str, kind: &str, body: &[u8]) -> std::io::Result<Answer> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -25,7 +25,7 @@ pub fn request_of(address: SocketAddr, method: &str, path: &str, kind: &str, bod
          content-length: {length}\r\n\r\n"
     );
     stream.write_all(head.as_bytes())?;
-    // A body that is refused by its length alone may meet a closed door; the answer is there all the same.
+    // The server may close the connection to a body that is too long. Its answer can still be read.
     let _ = stream.write_all(body);
     Answer::read(stream)
 }
@@ -38,7 +38,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Reads the head of what comes on a connection.
+    /// Reads the head of an answer from a connection.
     pub fn read(stream: TcpStream) -> std::io::Result<Self> {
         let mut stream = BufReader::new(stream);
         let status = line(&mut stream)?;
@@ -84,7 +84,7 @@ impl Answer {
             if self.body.read_line(&mut line).expect("the stream goes on") == 0 {
                 return None;
             }
-            // Comments keep the connection alive and carry nothing.
+            // Comments only keep the connection alive.
             if let Some(data) = line.trim_end().strip_prefix("data: ") {
                 return Some(data.to_owned());
             }
@@ -105,7 +105,7 @@ enum Framing {
     Chunked { left: u64, first: bool },
 }
 
-/// What follows the head, without its framing.
+/// The bytes after the head, without their framing.
 struct Body {
     stream: BufReader<TcpStream>,
     framing: Framing,

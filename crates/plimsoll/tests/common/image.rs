@@ -1,4 +1,4 @@
-//! Images as clients send them: PNG files made of colours that differ from seed to seed, in a body as a data URL.
+//! Images as clients send them: PNG files with colours that differ from seed to seed, in a body as a data URL.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use serde_json::{Value, json};
@@ -8,7 +8,7 @@ pub fn png(width: u32, height: u32, seed: u64) -> Vec<u8> {
     stored(width, height, &rows(width, height, seed))
 }
 
-/// Its rows, each behind the byte of its filter.
+/// The rows of [`png`], each after the byte of its filter.
 pub fn rows(width: u32, height: u32, seed: u64) -> Vec<u8> {
     let mut raw = Vec::new();
     for y in 0..height {
@@ -36,7 +36,7 @@ pub fn stored(width: u32, height: u32, raw: &[u8]) -> Vec<u8> {
     file(width, height, &data)
 }
 
-/// A PNG with this size in its head and with these data, valid or not.
+/// A PNG with this size in its header and with these data, valid or not.
 pub fn file(width: u32, height: u32, data: &[u8]) -> Vec<u8> {
     let head = [&width.to_be_bytes()[..], &height.to_be_bytes(), &[8, 2, 0, 0, 0]].concat();
     [b"\x89PNG\r\n\x1a\n".to_vec(), chunk(b"IHDR", &head), chunk(b"IDAT", data), chunk(b"IEND", &[])].concat()
@@ -76,7 +76,7 @@ pub fn data_url(bytes: &[u8]) -> String {
     url
 }
 
-/// A part of a message.
+/// The image as a part of a message.
 pub fn part(bytes: &[u8]) -> Value {
     linked(&data_url(bytes))
 }

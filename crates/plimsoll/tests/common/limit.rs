@@ -1,5 +1,5 @@
 //! A memory cgroup around processes: a limit that is set from outside and that the kernel enforces. `tools/cage.sh`
-//! makes it.
+//! creates it.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::io::Write;
@@ -18,11 +18,11 @@ pub fn say(text: &str) {
     let _ = writeln!(std::io::stderr(), "{text}");
 }
 
-/// A limit around processes, removed with all of them when the test is over.
+/// A memory cgroup. It is removed, with all its processes, when it is dropped.
 pub struct Cage(pub String);
 
 impl Cage {
-    /// None where this machine has no cgroup to give, which is said.
+    /// Creates a cgroup with this limit. Without cgroups on this machine, prints a notice and returns none.
     pub fn open(name: &str, bytes: u64) -> Option<Self> {
         let output = Command::new(tool("cage.sh")).args(["open", name, &bytes.to_string()]).output().unwrap();
         if output.status.success() {
@@ -35,7 +35,7 @@ impl Cage {
         None
     }
 
-    /// The binary inside of it.
+    /// The binary, run inside the cgroup.
     pub fn plimsoll(&self, args: &[&str]) -> Command {
         let inner = plimsoll(args);
         let mut command = Command::new(tool("cage.sh"));
@@ -44,13 +44,13 @@ impl Cage {
         command
     }
 
-    /// Moves the limit.
+    /// Changes the limit.
     pub fn limit(&self, bytes: u64) {
         let done = Command::new(tool("cage.sh")).args(["limit", &self.0, &bytes.to_string()]).status().unwrap();
         assert!(done.success(), "the limit was moved to {bytes}");
     }
 
-    /// "limit, peak, kills", as `cage.sh report` prints them.
+    /// Limit and peak in bytes, and the number of OOM kills, as `cage.sh report` prints them.
     pub fn report(&self) -> [u64; 3] {
         let output = Command::new(tool("cage.sh")).args(["report", &self.0]).output().unwrap();
         let words = text(&output.stdout);
@@ -68,7 +68,7 @@ impl Drop for Cage {
     }
 }
 
-/// Bytes that should be text.
+/// Bytes as text.
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }

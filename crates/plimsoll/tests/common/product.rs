@@ -1,4 +1,4 @@
-//! The binary as a user has it: commands run to their end, servers started, watched and always cleared away.
+//! Runs the binary from outside: commands to their end, and servers, which are always killed at the end of the test.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::ffi::OsStr;
@@ -15,16 +15,16 @@ use serde_json::Value;
 
 use crate::http::{Answer, request};
 
-/// What has to happen does so within this time, also on a machine that stands still for seconds.
+/// Time limit of [`eventually`]. It allows for machines that stand still for seconds.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// A server that has not said "ready" by then never will.
+/// A server prints its ready line within this time, or its start has failed.
 const READY_WITHIN: Duration = Duration::from_secs(300);
 
-/// What a process wrote before its end is read by then.
+/// Time after the end of a process until its last output has been read.
 const LAST_WORDS: Duration = Duration::from_millis(200);
 
-/// Where the tests keep models: `PLIMSOLL_CACHE` if it is set, else a directory among the build's own files.
+/// The directory of the tests' models: `PLIMSOLL_CACHE` if it is set, else a directory in the build directory.
 pub fn cache() -> PathBuf {
     let given = std::env::var_os("PLIMSOLL_CACHE").filter(|value| !value.is_empty());
     given.map_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).join("plimsoll-cache"), PathBuf::from)
@@ -42,12 +42,12 @@ pub fn fixture(name: &str) -> PathBuf {
     if gguf.is_file() { gguf } else { directory }
 }
 
-/// The binary, under a name of this process's own: a test that builds packages replaces cargo's in the midst of others.
+/// The binary, as a hard link of this test process: a test that builds packages replaces cargo's binary while others run.
 pub fn binary() -> &'static Path {
     static BINARY: LazyLock<PathBuf> = LazyLock::new(|| {
         let all = Path::new(env!("CARGO_TARGET_TMPDIR")).join("binaries");
         for old in std::fs::read_dir(&all).into_iter().flatten().flatten() {
-            // Where the system does not show processes, all are left.
+            // Without /proc, no old link is removed.
             let ended = Path::new("/proc/self").exists() && !Path::new("/proc").join(old.file_name()).exists();
             if ended {
                 let _ = std::fs::remove_dir_all(old.path());
@@ -68,7 +68,7 @@ pub fn plimsoll<S: AsRef<OsStr>>(args: impl IntoIterator<Item = S>) -> Command {
     command
 }
 
-/// Hides what cargo says of this test's package. Build scripts of dependencies would take it for a change, and run again.
+/// Removes cargo's variables about this test's package. Build scripts of dependencies would take them for a change and run again.
 pub fn outside_of_cargo(command: &mut Command) {
     let of_package = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
@@ -89,7 +89,7 @@ pub fn run_with_input(args: &[&str], input: &str) -> Finished {
     Finished::of(child.wait_with_output().expect("the binary ends"))
 }
 
-/// What a command left behind.
+/// The exit code and the outputs of a command.
 #[derive(Debug)]
 pub struct Finished {
     pub code: Option<i32>,
@@ -104,13 +104,13 @@ impl Finished {
         Self { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
     }
 
-    /// Its standard output, if it ended well.
+    /// Returns the standard output. The exit code must be 0.
     pub fn good(self) -> String {
         assert_eq!(self.code, Some(0), "{self:#?}");
         self.stdout
     }
 
-    /// What it said on standard error, if it ended as an error should: a code of 1 or 2, no panic, nothing on standard output.
+    /// Returns the standard error of a failed command: its code must be 1 or 2, without a panic and with no standard output.
     pub fn refused(self) -> String {
         assert!(matches!(self.code, Some(1 | 2)), "{self:#?}");
         assert!(!self.stderr.contains("panicked") && self.stdout.is_empty(), "{self:#?}");
@@ -118,7 +118,7 @@ impl Finished {
     }
 }
 
-/// The default model's file, pulled on first use. A machine that can neither find nor fetch it fails every test that asks.
+/// The default model's file, pulled on first use. If it can neither be found nor fetched, every test that needs it fails.
 pub fn default_model() -> &'static Path {
     static MODEL: OnceLock<Result<PathBuf, String>> = OnceLock::new();
     let pulled = MODEL.get_or_init(|| {
@@ -131,11 +131,11 @@ pub fn default_model() -> &'static Path {
     pulled.as_deref().unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// A running server. It is killed when the test is over, however it ends.
+/// A running server. It is killed when it is dropped.
 pub struct Server {
     child: Child,
     pub address: SocketAddr,
-    /// The line on standard output that says so.
+    /// The ready line on standard output.
     pub ready: String,
     /// When the process was started.
     pub started: Instant,
@@ -143,7 +143,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves the default model on a port of the system's choice.
+    /// Serves the default model on a free port.
     pub fn start(flags: &[&str]) -> Self {
         default_model();
         Self::start_with(&[&["serve", "--port", "0"], flags].concat())
@@ -159,7 +159,7 @@ impl Server {
         Self::try_start(plimsoll(args)).unwrap_or_else(|words| panic!("{args:?}: {words}"))
     }
 
-    /// Runs a command that serves; what it said when it did not become ready.
+    /// Runs a command that serves. If it does not become ready, the error is its output.
     pub fn try_start(mut command: Command) -> Result<Self, String> {
         let started = Instant::now();
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
@@ -169,7 +169,7 @@ impl Server {
         let mut stdout = BufReader::new(child.stdout.take().expect("piped"));
         thread::spawn(move || {
             let mut line = String::new();
-            // Read on to the end: a closed pipe would be an error to the server.
+            // Read until the end: a closed pipe would be an error to the server.
             while stdout.read_line(&mut line).is_ok_and(|read| read > 0) {
                 let _ = says.send(std::mem::take(&mut line));
             }
@@ -180,7 +180,7 @@ impl Server {
         let mut server =
             Self { child, address: ([127, 0, 0, 1], 0).into(), ready: ready.unwrap_or_default(), started, log };
         let Some(address) = address else {
-            // A process that has ended has said all; one that has not is ended.
+            // The process may still run, so it is killed before its log is read.
             let _ = server.child.kill();
             let _ = server.child.wait();
             thread::sleep(LAST_WORDS);
@@ -190,12 +190,12 @@ impl Server {
         Ok(server)
     }
 
-    /// The process.
+    /// The process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// What it has logged so far.
+    /// The server's log so far.
     pub fn log(&self) -> String {
         self.log.lock().expect("nobody panics while writing a log").clone()
     }
@@ -238,14 +238,14 @@ impl Server {
         self.get("/v1/status").json()
     }
 
-    /// Requests that stand in a phase and what they hold.
+    /// The rows of `/v1/status` of requests in this phase.
     pub fn rows(&self, phase: &str) -> Vec<Value> {
         let page = self.status();
         let rows = page["requests"].as_array().expect("a list").iter().filter(|row| row["phase"] == phase);
         rows.cloned().collect()
     }
 
-    /// Whether nothing is being answered and every pool is full again.
+    /// Whether no request runs or waits and every pool is full again.
     pub fn at_rest(&self) -> bool {
         rests(&self.status())
     }
@@ -261,7 +261,7 @@ impl Server {
         self.ended_within(PATIENCE)
     }
 
-    /// The same, where it must not take longer than this.
+    /// As [`Self::ended`], within this time.
     pub fn ended_within(&mut self, within: Duration) -> ExitStatus {
         let since = Instant::now();
         loop {
@@ -276,13 +276,13 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Both fail harmlessly when it has ended already.
+        // Both fail harmlessly if the process has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Whether a page of `/v1/status` says so.
+/// Whether a page of `/v1/status` shows no request and full pools.
 pub fn rests(page: &Value) -> bool {
     let pools = &page["pools"];
     page["requests"].as_array().is_some_and(Vec::is_empty)
@@ -319,12 +319,12 @@ fn address_in(ready: &str) -> Option<SocketAddr> {
     ready.strip_prefix("ready in ")?.split_once("http://")?.1.split_once("/v1")?.0.parse().ok()
 }
 
-/// Waits for `condition`.
+/// Waits for `condition`, and fails after [`PATIENCE`].
 pub fn eventually(what: &str, condition: impl FnMut() -> bool) {
     eventually_within(what, PATIENCE, condition);
 }
 
-/// The same, where it may take longer, or must not take as long.
+/// As [`eventually`], with another time limit.
 pub fn eventually_within(what: &str, within: Duration, mut condition: impl FnMut() -> bool) {
     let since = Instant::now();
     while !condition() {

@@ -68,7 +68,7 @@ fn v_03_places_come_back_one_by_one() {
     for i in 0..60 {
         says(&server, &greedy(&prompt(i, 8), 2));
     }
-    // The last answer may be read before its request is booked.
+    // The last answer may be read before its request is counted.
     rests(&server);
     assert_eq!((count(&server, "finished"), count(&server, "refused_full")), (60, 0));
 }
@@ -200,7 +200,7 @@ fn v_b_a_hot_prompt_is_found_however_many_others_pass() {
 // vllm-mlx a19cbac, mllm_batch_generator.py:562: an id, a detokenizer, a progress entry was left of every aborted request.
 #[test]
 fn v_c_aborts_in_the_answer_give_every_host_byte_back() {
-    // Room for a few dozen of them: were it not given back, the rest would be refused.
+    // Room for a few dozen requests: if it were not freed, the rest would be refused.
     let server = tiny(&["--request-bytes", "4000000"]);
     for i in 0..120 {
         let mut client = server.send("/v1/completions", &with(greedy(&prompt(i, 10), 3000), json!({"stream": true})));
@@ -215,7 +215,7 @@ fn v_c_aborts_in_the_answer_give_every_host_byte_back() {
 #[test]
 fn v_20_v_21_unread_answers_return_their_bytes() {
     let server = tiny(&[]);
-    // Each whole answer holds eight megabytes of the 24 until it is sent: without its return the fourth would be too many.
+    // Each whole answer holds eight megabytes of the 24 until it is sent. If they were not freed, the fourth would be too many.
     let body = |i: u64, tokens| with(greedy(&prompt(i, 10), tokens), json!({"logprobs": 20}));
     for i in 0..20 {
         let client = server.send("/v1/completions", &body(i, 3000));
@@ -262,7 +262,7 @@ fn v_a2_last_request_returns_its_memory_without_a_successor() {
     let client = server.send("/v1/completions", &with(greedy(&prompt(3, 300), 3700), json!({"logprobs": 5})));
     eventually("it generates", || !server.rows("decode").is_empty());
     drop(client);
-    // Looked at from outside only: no request wakes the engine.
+    // Only the status page is read: no request wakes the engine.
     eventually("all is back", || server.at_rest());
     assert_eq!((count(&server, "aborted"), count(&server, "finished")), (1, 0));
 }
@@ -279,7 +279,7 @@ fn t_66_v_54_stop_strings_leave_nothing_and_hold_back_no_more_than_themselves() 
     };
     let (_warm, before, after) = (round(), round(), round());
     assert!(after - before <= 32 << 10, "{} bytes more", after - before);
-    // A stream with stop strings is never behind by more than the longest of them.
+    // A stream with stop strings holds back no more text than the longest of them.
     let plain = with(greedy(&prompt(5, 10), 1500), json!({"stream": true}));
     let text = |body: &serde_json::Value| -> String {
         let events = events(server.post("/v1/completions", body));

@@ -12,7 +12,7 @@ use serde::Deserialize;
 
 use crate::product::{outside_of_cargo, repository};
 
-/// The protection that is removed, and the test that must then fail.
+/// Each protection's id, and the test that must fail without it.
 pub const BROKEN: &[(&str, &str)] = &[
     ("T-01", "activation::t_01_prompt_logprobs_of_a_whole_context_come_in_steps_of_the_self_test"),
     ("T-11", "profiling::t_11_of_two_that_start_at_once_in_room_for_one_and_a_half_one_stays_in_port"),
@@ -69,7 +69,7 @@ impl Mutation {
     }
 }
 
-/// What a broken copy has in addition: the switch that its servers read.
+/// Code that the mutated copy has in addition: the switch that its servers read.
 const SWITCH: &str = r#"
 /// Whether the environment takes the protection `id` away.
 pub fn broken(id: &str) -> bool {
@@ -104,7 +104,7 @@ fn mutated(file: &str, mut text: String, rows: &[Mutation]) -> String {
     if file == "crates/plimsoll-memory/src/lib.rs" { text + SWITCH } else { text }
 }
 
-/// The workspace's manifest with a version of its own.
+/// The workspace's manifest with another version.
 ///
 /// Cargo names intermediate files by package and version. With the same version the copy's files would replace those of the
 /// source, and a later build would take them for its own.
@@ -114,7 +114,7 @@ fn renamed(manifest: &str) -> String {
     manifest.replace(&version, &version.replace("\"\n", "-mutated\"\n"))
 }
 
-/// Removes from `copy` what an earlier run has left there and `folder` of the source has no longer.
+/// Removes files and folders from `folder` of `copy` that the source no longer has.
 fn remove_stale(folder: &str, copy: &Path) {
     for entry in fs::read_dir(copy.join(folder)).expect("a folder in the build directory") {
         let entry = entry.expect("an entry");
@@ -161,7 +161,7 @@ fn copy(folder: &str, copy: &Path, rows: &[Mutation]) {
     }
 }
 
-/// Builds these tests from a copy of the source with all mutations. Gives the test binary's path.
+/// Builds these tests from a copy of the source with all mutations. Returns the test binary's path.
 ///
 /// It shares the built dependencies of the build that made this test. The whole workspace is named, as there, so that they
 /// have the same features: only the copied crates are built.

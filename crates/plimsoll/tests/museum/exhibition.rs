@@ -1,4 +1,4 @@
-//! The list is true: every row of the catalogue is in `tests/museum/README.md`, and every test that it names exists.
+//! Checks `tests/museum/README.md`: it has every row of the catalogue, and every test that it names exists.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -48,7 +48,7 @@ fn links(text: &str) -> impl Iterator<Item = (&str, &str)> {
 
 fn has_test(path: &Path, name: &str) -> bool {
     let text = fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
-    // A name with a star stands for several tests that begin so.
+    // A name with a star stands for all tests that begin with it.
     match name.strip_suffix('*') {
         Some(beginning) => text.contains(&format!("fn {beginning}")),
         None => text.contains(&format!("fn {name}(")) || text.contains(&format!("{name}:")),

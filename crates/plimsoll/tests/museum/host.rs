@@ -1,4 +1,4 @@
-//! The host beside the engine: processors that spin, broken bodies, names that collide.
+//! Faults of the host side: processors that spin, broken bodies, names that collide.
 
 use std::time::Duration;
 
@@ -53,8 +53,8 @@ fn v_53_v_55_the_last_thousand_tokens_cost_what_the_first_did() {
         (first, tokens_until(1000))
     };
     for fields in [json!({"stop": ["never said", "nor this"]}), json!({"response_format": list})] {
-        // Attention reads four times the keys; what copied or parsed all of it would cost far more than that, at every try. At one of
-        // them other machines on the host may take the processor for a while.
+        // Attention reads four times the keys. Copying or parsing the whole prompt would cost far more, at every try. At one
+        // try, other machines on the host may take the processor for a while.
         let mut tries = Vec::new();
         let held = (0..3).any(|_| {
             let (first, last) = costs(&fields);

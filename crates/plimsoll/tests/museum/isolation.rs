@@ -1,4 +1,4 @@
-//! One request's words in another's answer: cached keys and values of other tokens, parameters of the neighbour.
+//! Faults of isolation: an answer changed by another request, through cached keys and values or sampling parameters.
 
 use serde_json::{Value, json};
 
@@ -6,13 +6,13 @@ use crate::http::request;
 use crate::product::Server;
 use crate::visitor::{cached, count, greedy, ids, number, prompt, refused, rests, says, serve, tiny, with};
 
-/// What an answer says with its probabilities: equal only where the same was computed.
+/// Token ids and log-probabilities of an answer, and its cached prompt tokens. They are equal only if the same was computed.
 fn answer(server: &Server, prompt: &[u32]) -> (Value, u64) {
     let answer = server.ask("/v1/completions", &with(greedy(prompt, 8), json!({"logprobs": 5})));
     (json!([answer["choices"][0]["token_ids"], answer["choices"][0]["logprobs"]]), cached(&answer))
 }
 
-/// Forgets every cached prefix.
+/// Clears the prefix cache.
 fn forget(server: &Server) {
     let cleared = request(server.address, "DELETE", "/v1/cache", b"").expect("an answer");
     assert_eq!(cleared.status, 200);

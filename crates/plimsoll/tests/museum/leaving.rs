@@ -50,7 +50,7 @@ fn v_28_disconnect_with_unread_input_is_noticed() {
     let server = tiny(&["--max-total-token-num", "139264"]);
     let body = with(greedy(&prompt(1, 20), 3900), json!({"n": 64, "return_token_ids": false}));
     let mut client = server.send("/v1/completions", &body);
-    // A second request behind it: the end of the connection lies behind bytes that the server does not read.
+    // A second request is sent: the end of the connection is then behind bytes that the server does not read.
     std::io::Write::write_all(&mut client, &posted("/v1/completions", &body)).expect("open");
     eventually("64 run", || number(&server.memory()["pools"]["requests"]["running"]) == 64);
     drop(client);

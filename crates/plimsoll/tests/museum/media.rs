@@ -1,4 +1,4 @@
-//! Images: bombs, queues before the encoder, outputs that stay, one user's image in another's answer.
+//! Faults of images: decompression bombs, queues before the encoder, outputs that stay, one user's image in another's answer.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ const CHAT: &str = "/v1/chat/completions";
 /// Images of at most 64 × 64: 64 tokens each.
 const SMALL: [&str; 2] = ["--max-image-pixels", "4096"];
 
-/// What an answer says with its probabilities, and how much of its prompt was found.
+/// Log-probabilities of an answer, and its cached prompt tokens.
 fn answer(server: &Server, images: &[Value]) -> (Value, u64) {
     let answer = server.ask(CHAT, &chat(images, 6));
     (answer["choices"][0]["logprobs"].clone(), cached(&answer))
 }
 
-/// Asks `count` times from four clients at once.
+/// Asks `count` times about images, from four clients at once.
 fn visitors(server: &Server, count: u64, images: impl Fn(u64) -> Vec<Value> + Sync) {
     crate::visitor::crowd(server, count, |i| (CHAT, chat(&images(i), 4)));
 }
@@ -47,7 +47,7 @@ fn t_25_t_35_two_images_each_in_room_for_three_all_finish() {
     let server = serve("vl-qwen3", &[&ROOM_FOR_THREE[..], &["--batch-max-tokens", "64"]].concat());
     assert_eq!(server.memory()["pools"]["encoder_outputs"]["total"], 24, "pages of 32 rows");
     visitors(&server, 24, |i| vec![part(&png(128, 128, 2 * i)), part(&png(128, 128, 2 * i + 1))]);
-    // The last answer may be read before its request is booked.
+    // The last answer may be read before its request is counted.
     rests(&server);
     assert_eq!((count(&server, "finished"), count(&server, "failed")), (24, 0));
     keeps_its_plan(&server);

@@ -1,4 +1,4 @@
-//! Too much at once: more requests than places, larger ones than the pool, memory that others take.
+//! Overload: more requests than slots, requests larger than the pool, memory that other processes take.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Stores beside the engine: responses, grammars, the prefix cache as its operator sees it, the list of clients.
+//! Stores beside the engine: responses, grammars, the prefix cache, the list of clients.
 
 use serde_json::{Value, json};
 
@@ -43,7 +43,7 @@ fn v_g_v_h_a_cleared_cache_is_empty_when_the_answer_comes() {
     let server = tiny(&[]);
     let mine = prompt(1, 160);
     says(&server, &greedy(&mine, 1));
-    // The answer comes out before its step has ended and is counted.
+    // The answer is sent before its step has ended and is counted.
     eventually("the pages are the cache's", || number(&server.get("/v1/cache").json()["pages"]) >= 10);
     let cleared = request(server.address, "DELETE", "/v1/cache", b"").expect("an answer").json();
     assert_eq!(cleared["after"]["pages"], 0, "{cleared}");

@@ -28,7 +28,7 @@ fn v_43_every_end_of_a_stream_has_its_terminator() {
     assert_eq!(finish(&stream(json!({"stop": [piece]}))), ["stop"]);
     assert_eq!(finish(&stream(json!({"n": 3}))), ["length"; 3]);
     assert!(last(&stream(json!({"stream_options": {"include_usage": true}})))["usage"].is_object());
-    // Cancelled while it runs: `events` wants the terminator there, too.
+    // A stream that is cancelled while it runs must have the terminator, too, which `events` checks.
     for path in ["/v1/completions", "/v1/chat/completions"] {
         let mut body = with(greedy(&prompt(1, 20), 4000), json!({"stream": true}));
         if path.contains("chat") {
@@ -67,7 +67,7 @@ fn v_37_streams_go_on_while_a_long_prompt_is_computed() {
     let server = tiny(&["--batch-max-tokens", "32", "--graph-max-batch-size", "4"]);
     let stream = server.send("/v1/completions", &with(greedy(&prompt(1, 20), 4000), json!({"stream": true})));
     eventually("it talks", || !server.rows("decode").is_empty());
-    // How far the prompt is, and how many tokens the stream has.
+    // Computed prompt tokens, and tokens of the stream.
     let look = || {
         let page = server.status();
         let field = |phase: &str, name: &str| {
@@ -88,7 +88,7 @@ fn v_37_streams_go_on_while_a_long_prompt_is_computed() {
     let (first, last) = (looks.first().expect("a prompt in work"), looks.last().expect("a prompt in work"));
     let (computed, said) = (last.0 - first.0, last.1 - first.1);
     assert!(computed >= 600, "{computed} tokens of the prompt were seen being computed");
-    // Of four rows with logits in a step one is the stream's: three tokens of the prompt take a step.
+    // A step has four rows with logits. One is the stream's, so each step computes three prompt tokens.
     assert!(said >= computed / 4, "{said} tokens while {computed} of the prompt were computed");
     drop(stream);
     rests(&server);

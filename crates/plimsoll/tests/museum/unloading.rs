@@ -1,4 +1,4 @@
-//! Models that are unloaded and leave something behind.
+//! Faults of unloading: models that leave memory behind.
 
 use std::path::Path;
 
@@ -35,7 +35,7 @@ fn v_11_v_z_a_model_that_was_unloaded_takes_its_grammars_along() {
     }
     let page = server.memory();
     assert_eq!(number(&page["models"][0]["loads"]), 6, "{page}");
-    // What a leak adds stays. A block that lies between others for a moment does not: the least of the last three counts.
+    // A leak stays. A block between others may stay only for a moment, so the smallest of the last three values counts.
     let least = after[3..].iter().min().expect("six times");
     assert!(least - after[1] <= 1 << 20, "anonymous memory after each time: {after:?}");
     drop(server);

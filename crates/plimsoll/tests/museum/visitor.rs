@@ -1,4 +1,4 @@
-//! What the tests have in common: a server over a fixture model, prompts, answers, and checks afterwards.
+//! Shared helpers of the tests: a server with a fixture model, prompts, answers, and checks afterwards.
 
 use std::io::Read;
 use std::net::TcpStream;
@@ -13,7 +13,7 @@ pub fn tiny(flags: &[&str]) -> Server {
     serve("llama", flags)
 }
 
-/// What servers here get unless they are given another: small lines, so that several fit beside each other.
+/// Default flags of the servers: small limits, so that several servers fit beside each other.
 const SMALL: [[&str; 2]; 5] = [
     ["--max-total-token-num", "8192"],
     ["--request-bytes", "16777216"],
@@ -36,35 +36,35 @@ fn small<'a>(model: &str, flags: &[&'a str]) -> Vec<&'a str> {
 
 /// The arguments of the command that serves a fixture model, for tests that start it elsewhere.
 pub fn served<'a>(model: &str, flags: &[&'a str]) -> Vec<&'a str> {
-    // A few paths for the life of a test.
+    // A test leaks only a few paths.
     let path: &'static str = fixture(model).to_str().expect("UTF-8").to_owned().leak();
     [&["serve", path, "--port", "0"], &small(model, flags)[..]].concat()
 }
 
-/// A fixture model with [`SMALL`] limits but for those in `flags`.
+/// Serves a fixture model with `flags`, and with the limits of [`SMALL`] that they do not set.
 pub fn serve(model: &str, flags: &[&str]) -> Server {
     Server::start_model(&fixture(model), &small(model, flags))
 }
 
-/// The plan of the same server.
+/// The plan of the server that [`serve`] starts.
 pub fn plan(model: &str, flags: &[&str]) -> Value {
     let path = fixture(model);
     let words = run(&[&["plan", path.to_str().expect("UTF-8"), "--json"], &small(model, flags)[..]].concat()).good();
     serde_json::from_str(&words).unwrap_or_else(|error| panic!("{error}: {words}"))
 }
 
-/// A line of a plan.
+/// The planned bytes of a component.
 pub fn planned(plan: &Value, component: &str) -> u64 {
     let lines = plan["plan"]["lines"].as_array().expect("lines");
     number(&lines.iter().find(|line| line["component"] == component).expect(component)["bytes"])
 }
 
-/// A number, which must be one.
+/// The value, which must be a number.
 pub fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("no number: {value}"))
 }
 
-/// Ids of ordinary tokens that differ from seed to seed.
+/// Pseudo-random ids of ordinary tokens, which depend on the seed.
 pub fn prompt(seed: u64, tokens: usize) -> Vec<u32> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d;
     let mut next = || {
@@ -79,20 +79,20 @@ pub fn greedy(prompt: &[u32], tokens: u32) -> Value {
     json!({"prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": true, "return_token_ids": true})
 }
 
-/// The same with other fields.
+/// The body with these fields added or replaced.
 pub fn with(mut body: Value, fields: Value) -> Value {
     let fields = fields.as_object().expect("fields").clone();
     body.as_object_mut().expect("a body").extend(fields);
     body
 }
 
-/// What a completion said.
+/// The token ids of a completion.
 pub fn ids(answer: &Value) -> Vec<u64> {
     let ids = answer["choices"][0]["token_ids"].as_array();
     ids.unwrap_or_else(|| panic!("no ids: {answer}")).iter().map(number).collect()
 }
 
-/// Asks and returns what was said.
+/// Asks for a completion and returns its token ids.
 pub fn says(server: &Server, body: &Value) -> Vec<u64> {
     ids(&server.ask("/v1/completions", body))
 }
@@ -102,7 +102,7 @@ pub fn cached(answer: &Value) -> u64 {
     number(&answer["usage"]["prompt_tokens_details"]["cached_tokens"])
 }
 
-/// Waits until nothing is being answered and every pool is full again.
+/// Waits until no request runs or waits and every pool is full again.
 pub fn rests(server: &Server) {
     eventually("every pool is full again", || server.at_rest());
 }
@@ -112,7 +112,7 @@ pub fn count(server: &Server, what: &str) -> u64 {
     number(&server.memory()["requests"][what])
 }
 
-/// Nothing is committed beyond its plan, and the device was asked for nothing after ready (I2).
+/// Checks that no component exceeded its plan, and that no device memory was allocated after ready (I2).
 pub fn keeps_its_plan(server: &Server) {
     let page = server.memory();
     for row in page["components"].as_array().expect("rows") {
@@ -121,7 +121,7 @@ pub fn keeps_its_plan(server: &Server) {
     assert_eq!(page["device_allocations"]["after_ready"], 0, "{page}");
 }
 
-/// Anonymous memory, resident or swapped: what grows when something leaks.
+/// Anonymous memory in bytes, resident or swapped. It grows with a leak.
 pub fn anonymous(server: &Server) -> i64 {
     let process = server.memory()["process"].take();
     (number(&process["rss_anon"]) + number(&process["vm_swap"])) as i64
@@ -161,7 +161,7 @@ pub fn events(mut answer: Answer) -> Vec<Value> {
     events.iter().map(|data| serde_json::from_str(data).unwrap_or_else(|error| panic!("{error}: {data}"))).collect()
 }
 
-/// Reads until `marker` has come.
+/// Reads until `marker` has arrived.
 pub fn until(stream: &mut TcpStream, marker: &str) -> String {
     stream.set_read_timeout(Some(PATIENCE)).expect("a socket");
     let (mut said, mut piece) = (Vec::new(), [0; 4096]);

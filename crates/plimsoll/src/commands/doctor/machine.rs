@@ -18,7 +18,7 @@ use crate::runtime::threads_are_had;
 /// images that are fetched.
 const OTHER_FILES: u64 = 64;
 
-/// No release of this program is older: a clock that shows less is not set.
+/// Time since 1970 before which no release was made: a clock that shows an earlier time is not set.
 const RELEASED: Duration = Duration::from_secs(1_767_225_600);
 
 /// Share of ten seconds, in percent, in which tasks may wait for memory on a machine that has enough.
@@ -28,7 +28,7 @@ const PRESSURE_PERCENT: f32 = 10.0;
 #[cfg(unix)]
 pub type Holders = Vec<plimsoll_memory::host::lease::Holder>;
 
-/// Leases are made of file locks that Unix has.
+/// No leases: they need Unix file locks.
 #[cfg(not(unix))]
 pub type Holders = ();
 
@@ -79,7 +79,7 @@ pub fn processor(args: &DoctorArgs, host: &Host, report: &mut Report) {
 /// The directory of the prefix cache on disk: its room, and whether it is free.
 pub fn disk_cache(args: &DoctorArgs, report: &mut Report) {
     let Some(dir) = &args.engine.disk.cache_dir else { return };
-    // A directory that is not there yet will be made where the first one above it is.
+    // A missing directory is created below its first existing ancestor, so the disk of that ancestor counts.
     let there = dir.ancestors().find(|dir| dir.is_dir()).unwrap_or(std::path::Path::new("."));
     let Some(free) = plimsoll_tier::free_bytes(there) else { return };
     let mut taken = 0;
@@ -110,7 +110,7 @@ pub fn packed_cache(args: &DoctorArgs, report: &mut Report) {
     }
 }
 
-/// Memory, its limits, and what could take it away.
+/// Memory, its limits, swap, overcommit and memory pressure.
 pub fn memory(host: &Host, report: &mut Report) {
     let (limits, now) = (&host.limits, HostNow::read(&host.root, &host.limits));
     let bytes = |bytes: Option<u64>| bytes.map_or_else(|| "unknown".to_owned(), |bytes| Bytes(bytes).to_string());
@@ -176,7 +176,7 @@ pub fn files(args: &DoctorArgs, report: &mut Report) {
     }
 }
 
-/// Threads of HTTP, tried by having them for a moment.
+/// Threads of HTTP, tested by starting them for a moment.
 pub fn threads(http: &ServerConfig, report: &mut Report) {
     let needed = http.threads_max();
     match threads_are_had(needed) {
@@ -189,7 +189,7 @@ pub fn threads(http: &ServerConfig, report: &mut Report) {
     }
 }
 
-/// Whether the server could listen, tried with its own socket.
+/// Tries to listen with the server's own socket, and checks whether clients on other machines need a key.
 pub fn port(args: &DoctorArgs, http: &ServerConfig, report: &mut Report) -> anyhow::Result<()> {
     let config = ServerConfig { host: args.host.clone(), port: args.port, ..http.clone() };
     match try_address(&config) {
@@ -216,7 +216,7 @@ pub fn clock(report: &mut Report) {
     }
 }
 
-/// Other servers of this user, and what they have planned.
+/// Other servers of this user, and their planned bytes.
 #[cfg(unix)]
 pub fn others(report: &mut Report) -> Holders {
     use plimsoll_memory::host::lease::LeaseDir;
@@ -248,6 +248,6 @@ pub fn others(report: &mut Report) -> Holders {
     }
 }
 
-/// There are none to see.
+/// Reports nothing: without leases, other servers are not visible.
 #[cfg(not(unix))]
 pub fn others(_report: &mut Report) -> Holders {}

@@ -1,7 +1,7 @@
 //! `doctor`: looks at machine, limits, processor and model files before a server does, and says what to change.
 //!
 //! It asks the parts that serve: limits as start-up reads them, the planner's plan, the server's own socket, the hub's sums. It
-//! fetches, changes and starts nothing. What must not be in here: a second way of finding anything out.
+//! fetches, changes and starts nothing. It must not have a second way of finding anything out.
 
 mod machine;
 mod model;
@@ -15,7 +15,7 @@ use crate::commands::checks::unrecordable;
 use crate::models_file;
 use crate::output::say;
 
-/// How well something is.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Level {
@@ -41,11 +41,11 @@ impl Level {
 #[derive(Debug, Serialize)]
 struct Finding {
     level: Level,
-    /// What was looked at.
+    /// The name of the check.
     check: &'static str,
-    /// What was found.
+    /// The state that the check found, in words.
     found: String,
-    /// What to do about it.
+    /// The next step for the user; none if the level is [`Level::Ok`].
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
 }
@@ -70,7 +70,7 @@ impl Report {
         self.add(Level::Problem, check, found.into(), Some(next.into()));
     }
 
-    /// Words come as they are found: some checks take a while.
+    /// Adds a finding. Text is printed at once, because some checks take a while; JSON is printed at the end.
     fn add(&mut self, level: Level, check: &'static str, found: String, next: Option<String>) {
         if !self.json {
             say!("{:<8} {check:<13} {found}", level.name());
@@ -86,7 +86,7 @@ impl Report {
     }
 }
 
-/// Looks at everything; how many problems there are.
+/// Runs all checks and returns the number of problems.
 pub fn run(args: &DoctorArgs) -> anyhow::Result<usize> {
     let mut report = Report { json: args.json, ..Report::default() };
     examine(args, &mut report)?;

@@ -16,7 +16,7 @@ use crate::commands::plan::options;
 use crate::commands::several::Shop;
 use crate::commands::{ready, with_device_chosen};
 
-/// The cache and the models that are asked for; where the files of each are, if they can be used.
+/// Checks the cache and the models of `names`. Returns the path of each model's files; none if they cannot be used.
 pub fn files(names: &[&str], args: &DoctorArgs, report: &mut Report) -> Vec<Option<PathBuf>> {
     let cache = match Cache::default_location() {
         Ok(cache) => cache,
@@ -29,7 +29,7 @@ pub fn files(names: &[&str], args: &DoctorArgs, report: &mut Report) -> Vec<Opti
     let wanted: Vec<String> =
         names.iter().filter_map(|name| ModelRef::parse(name).ok()).map(|model| model.canonical_name()).collect();
     for other in cached.iter().filter(|other| !wanted.contains(&other.name)) {
-        // Its name is what the cache calls it, so it can be read.
+        // A name from the cache's own list can be parsed.
         if let (true, Ok(model)) = (args.deep, ModelRef::parse(&other.name)) {
             judge(&other.name, &cache.check(&model, true, progress(args).as_mut()), report);
         } else if !other.verified {
@@ -56,7 +56,7 @@ fn without_cache(names: &[&str], error: &HubError, report: &mut Report) -> Vec<O
     paths
 }
 
-/// One model's.
+/// Checks the files of one model, and returns their path if they can be used.
 fn files_of(name: &str, cache: &Cache, args: &DoctorArgs, report: &mut Report) -> Option<PathBuf> {
     let model = match ModelRef::parse(name) {
         Ok(model) => model,
@@ -88,7 +88,7 @@ fn progress(args: &DoctorArgs) -> Box<dyn Progress> {
     if args.json { Box::new(Quiet) } else { Box::new(TerminalProgress::new()) }
 }
 
-/// A model that would have to be fetched first.
+/// Reports a model that is not in the cache.
 fn missing(model: &ModelRef, args: &DoctorArgs, free: Option<u64>, report: &mut Report) {
     let name = model.canonical_name();
     let bytes = if let ModelRef::Catalogue(entry) = model { Some(entry.bytes) } else { None };
@@ -105,7 +105,7 @@ fn missing(model: &ModelRef, args: &DoctorArgs, free: Option<u64>, report: &mut 
     }
 }
 
-/// Whether all files are there and none is known to be wrong.
+/// Reports missing, changed and damaged files. Returns whether there are none.
 fn judge(name: &str, files: &[FileCheck], report: &mut Report) -> bool {
     let mut good = true;
     let mut read = 0;
@@ -146,8 +146,8 @@ fn judge(name: &str, files: &[FileCheck], report: &mut Report) -> bool {
     good
 }
 
-/// The model's files opened once, as `serve` does: a tokenizer's first opening takes more of the heap than a second. A lone
-/// configuration can be planned, and not be served.
+/// Opens the model's files once, as `serve` does, because a tokenizer's first opening takes more of the heap than a second one.
+/// A lone configuration is a problem here: it can be planned, but not served.
 fn opened(path: &Path, mmproj: &Mmproj, report: &mut Report) -> Option<LoadedModel> {
     let refused = |error| {
         let found = format!("{}: {error}", path.display());
@@ -174,7 +174,7 @@ pub fn plan(path: &Path, args: &DoctorArgs, host: &Host, others: &Holders, repor
     let planned = options(&args.engine, &args.http, model.text_bytes).and_then(|options| {
         let model = drafted(model, &options)?;
         let options = with_device_chosen(&model.checkpoint, &options)?;
-        // With the model's file mapped, as `serve` looks at the machine: a limit of address space counts it.
+        // Read while the model's file is mapped, as in `serve`: a limit of address space counts the mapping.
         let host = Host::read_from(host.root.clone(), &options)?;
         Ok((Blueprint::new(&model.checkpoint, &options)?.plan(&options, host.threads, &host.limit)?, host))
     });
@@ -182,7 +182,7 @@ pub fn plan(path: &Path, args: &DoctorArgs, host: &Host, others: &Holders, repor
     judge_plan(&Subject { name: String::new(), beside: 0 }, planned, others, report);
 }
 
-/// The model with its draft model, which is not fetched here.
+/// Adds the draft model that the options name. A draft model that is not in the cache is an error.
 fn drafted(model: LoadedModel, options: &Options) -> anyhow::Result<LoadedModel> {
     let Some(draft) = &options.draft_model else { return Ok(model) };
     let path = ready(&ModelRef::parse(draft)?)?;
@@ -191,7 +191,7 @@ fn drafted(model: LoadedModel, options: &Options) -> anyhow::Result<LoadedModel>
     Ok(model.with_draft(&path)?)
 }
 
-/// The plans that `serve --models` would make: of what all share, and of each model while it is loaded.
+/// The plans that `serve --models` would make: the shared part, and each model while it is loaded.
 pub fn plans(
     models: Vec<(String, ModelArgs)>,
     paths: &[Option<PathBuf>],
@@ -254,7 +254,7 @@ fn judge_plan(of: &Subject, planned: anyhow::Result<(EnginePlan, Host)>, others:
     }
 }
 
-/// A plan under the line may still meet neighbours that have planned and not touched yet.
+/// Reports a plan within the memory limit. It is a problem if the planned bytes of other servers leave too little memory.
 fn fits(of: &Subject, planned: &EnginePlan, host: &Host, others: &Holders, report: &mut Report) {
     let (name, own) = (&of.name, planned.plan.total());
     let total = of.beside + own;

@@ -1,4 +1,4 @@
-//! One answer: a streamed request, its pieces as they arrive, and how fast they came.
+//! One answer: a streamed request, its pieces as they arrive, and its speed.
 
 use std::time::{Duration, Instant};
 
@@ -6,18 +6,18 @@ use anyhow::bail;
 use plimsoll_bench::client::{Answer as Response, Target};
 use serde_json::{Value, json};
 
-/// An answer begins within this time; it may wait for others before.
+/// The server's response begins within this time, which includes waiting for other requests.
 const HEAD_WITHIN: Duration = Duration::from_secs(600);
 
-/// Longest answer.
+/// Most bytes of an answer, reasoning included.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
 /// A piece of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Piece<'a> {
-    /// Of what the model thinks before it answers.
+    /// A piece of the reasoning.
     Reasoning(&'a str),
-    /// Of the answer.
+    /// A piece of the answer.
     Content(&'a str),
 }
 
@@ -26,26 +26,26 @@ pub enum Piece<'a> {
 pub struct Answer {
     /// The text.
     pub content: String,
-    /// What the model thought before.
+    /// The reasoning before the answer.
     pub reasoning: String,
     /// Why it ended, in the API's words.
     pub finish_reason: Option<String>,
     /// The user stopped it.
     pub stopped: bool,
-    /// How long it took, and how much it was.
+    /// Its tokens and times.
     pub stats: Stats,
 }
 
-/// What an answer took.
+/// Tokens and times of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Stats {
     /// Tokens of the prompt; absent if the server reports none.
     pub prompt_tokens: Option<u64>,
     /// Tokens of the answer.
     pub output_tokens: Option<u64>,
-    /// Seconds to the first piece.
+    /// Seconds from the request to the first piece.
     pub first_s: Option<f64>,
-    /// Seconds to the end.
+    /// Seconds from the request to the last piece.
     pub total_s: f64,
 }
 
@@ -86,7 +86,7 @@ impl Answer {
         })
     }
 
-    /// Takes an event's data. Gives its piece, if it has one.
+    /// Adds an event's data to the answer. Returns the event's piece of text, if it has one.
     fn take<'a>(&mut self, event: &'a Value) -> anyhow::Result<Option<Piece<'a>>> {
         if let Some(error) = event.get("error") {
             let message = error.get("message").and_then(Value::as_str);
@@ -118,7 +118,7 @@ impl Answer {
     }
 }
 
-/// Asks for an answer and gives it when it has ended. `show` is told every piece; Ctrl-C stops it.
+/// Sends the request and returns the answer once it is complete. Calls `show` for every piece. Ctrl-C stops the answer.
 ///
 /// # Errors
 /// The server refuses the request, or the answer fails.
@@ -145,7 +145,7 @@ pub async fn stream(target: &Target, request: &Value, mut show: impl FnMut(Piece
             answer.stats.first_s.get_or_insert_with(|| began.elapsed().as_secs_f64());
             show(piece);
         }
-        // The event with the usage follows the last piece, and waits for nothing.
+        // The usage event comes after the end of the answer, and its time does not count.
         if answer.finish_reason.is_none() || answer.stats.total_s == 0.0 {
             answer.stats.total_s = began.elapsed().as_secs_f64();
         }

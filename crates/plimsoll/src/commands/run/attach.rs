@@ -1,4 +1,4 @@
-//! Files that go with a message: images as data URLs, texts as they are.
+//! Files attached to a message: images as data URLs, texts unchanged.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,13 +10,13 @@ use base64::engine::general_purpose::STANDARD;
 use plimsoll_memory::Bytes;
 use serde_json::{Value, json};
 
-/// Largest image.
+/// Most bytes of an image file.
 const IMAGE_BYTES_MAX: u64 = 16 << 20;
 
-/// Largest text.
+/// Most bytes of a text file.
 const TEXT_BYTES_MAX: u64 = 1 << 20;
 
-/// How the images begin that servers take, and their types.
+/// The first bytes of the image formats that servers take, and their media types.
 const MAGIC: [(&[u8], &str); 4] = [
     (b"\x89PNG\r\n\x1a\n", "image/png"),
     (b"\xff\xd8\xff", "image/jpeg"),
@@ -24,10 +24,10 @@ const MAGIC: [(&[u8], &str); 4] = [
     (b"RIFF", "image/webp"),
 ];
 
-/// A file's bytes, if it is one and not too large.
+/// Reads a file of at most `most` bytes.
 ///
 /// # Errors
-/// It cannot be read, it is no file, or it has more than `most` bytes.
+/// The path cannot be read, is a directory, or has more than `most` bytes.
 pub fn read_bounded(path: &Path, most: u64) -> anyhow::Result<Vec<u8>> {
     let name = || path.display().to_string();
     if path.is_dir() {
@@ -47,10 +47,10 @@ pub fn read_bounded(path: &Path, most: u64) -> anyhow::Result<Vec<u8>> {
     }
 }
 
-/// An image as a part of a message.
+/// Reads an image file as a part of a message.
 ///
 /// # Errors
-/// As of [`read_bounded`], or it is no PNG, JPEG, GIF or WebP.
+/// As [`read_bounded`], or the file is not a PNG, JPEG, GIF or WebP.
 pub fn image(path: &Path) -> anyhow::Result<Value> {
     let content = read_bounded(path, IMAGE_BYTES_MAX)?;
     let kind = MAGIC.iter().find(|(magic, _)| content.starts_with(magic));
@@ -58,10 +58,10 @@ pub fn image(path: &Path) -> anyhow::Result<Value> {
     Ok(json!({"type": "image_url", "image_url": {"url": format!("data:{kind};base64,{}", STANDARD.encode(content))}}))
 }
 
-/// A text file as a part of a message, with its name.
+/// Reads a text file as a part of a message, with its name.
 ///
 /// # Errors
-/// As of [`read_bounded`], or it is not UTF-8.
+/// As [`read_bounded`], or the file is not UTF-8.
 pub fn text(path: &Path) -> anyhow::Result<Value> {
     let content = read_bounded(path, TEXT_BYTES_MAX)?;
     let text = String::from_utf8(content).ok();

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-/// Each command: its usage, and what it does.
+/// Each command's usage and description.
 pub const COMMANDS: [(&str, &str); 14] = [
     ("/help", "list these commands"),
     ("/clear", "forget the conversation; settings and system prompt stay"),
@@ -20,7 +20,7 @@ pub const COMMANDS: [(&str, &str); 14] = [
     (r#"""""#, r#"begin and end a message of several lines with """, or end a line with \"#),
 ];
 
-/// What a line that begins with `/` asks for.
+/// A command of the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// The list of commands.
@@ -31,7 +31,7 @@ pub enum Command {
     System(Option<String>),
     /// List the settings, reset one, or set one.
     Set(Option<(String, Option<String>)>),
-    /// Show what the chat stands at.
+    /// Show the model, the server, the settings and the size of the conversation.
     Show,
     /// Turn the line with the speed on or off.
     Stats,
@@ -39,20 +39,20 @@ pub enum Command {
     Image(PathBuf),
     /// Attach a text file.
     File(PathBuf),
-    /// Keep the conversation.
+    /// Save the conversation under this name.
     Save(String),
-    /// Go on with one, or list them.
+    /// Load a saved conversation, or list them.
     Load(Option<String>),
-    /// Answer again.
+    /// Answer the last message again.
     Regen,
-    /// Change the model, or list them.
+    /// Change the model, or list the server's models.
     Model(Option<String>),
-    /// Leave.
+    /// Leave the chat.
     Bye,
 }
 
 impl Command {
-    /// Reads a line; none if it is a message.
+    /// Parses a line; none if it is a message.
     ///
     /// # Errors
     /// The command is unknown, or it lacks its argument.
@@ -114,7 +114,7 @@ fn path(text: &str) -> PathBuf {
     }
 }
 
-/// Whether an entry goes on at the next line: `"""` is open, or it ends with a backslash.
+/// Whether an entry continues on the next line: `"""` is open, or the entry ends with a backslash.
 pub fn goes_on(entry: &str) -> bool {
     entry.matches(FENCE).count() % 2 == 1 || entry.ends_with('\\')
 }

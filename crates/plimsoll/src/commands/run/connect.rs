@@ -1,4 +1,4 @@
-//! The server that a chat speaks to: one that runs, or one of this process on a loopback port. Both speak HTTP.
+//! The server of a chat: a running server, or a server of this process on a loopback port. Both are used over HTTP.
 
 use std::hash::{BuildHasher, RandomState};
 use std::net::Ipv4Addr;
@@ -26,19 +26,19 @@ use crate::runtime::{end, http_runtime};
 /// The port that `serve` listens on.
 const PORT: u16 = 8000;
 
-/// A server's list of models.
+/// The path of a server's list of models.
 const MODELS: &str = "/v1/models";
 
-/// The status of a request without the key that the server wants.
+/// The HTTP status of a request without the key that the server requires.
 const UNAUTHORIZED: u16 = 401;
 
-/// Bytes of a request to the engine of this process.
+/// Most bytes of a request to the engine of this process.
 const OWN_BODY_BYTES_MAX: u64 = 8 << 20;
 
-/// A server that was not named answers within this time, or it is passed over.
+/// A server at the default URL answers within this time, or the chat starts its own engine.
 const PROBE_WITHIN: Duration = Duration::from_secs(2);
 
-/// A server that was named has this long for its list of models.
+/// A server in use sends its list of models within this time.
 const LIST_WITHIN: Duration = Duration::from_secs(30);
 
 /// A model of the server.
@@ -48,27 +48,27 @@ pub struct Listed {
     pub name: String,
     /// Tokens of prompt and answer together; absent if the server does not say.
     pub context: Option<u64>,
-    /// What it takes; absent if the server does not say.
+    /// Its input modalities; absent if the server does not say.
     pub inputs: Option<Vec<String>>,
 }
 
 /// A connection to a server, and the model in use.
 pub struct Link {
-    /// Where requests go.
+    /// The server's address and key.
     pub target: Target,
-    /// Its address, for people; none for the engine of this process.
+    /// The server's address, for messages; none for the engine of this process.
     pub url: Option<String>,
-    /// The model.
+    /// The model in use.
     pub model: Listed,
-    /// All models that the server has.
+    /// All models of the server.
     pub models: Vec<Listed>,
-    /// Bytes of a request, at most.
+    /// Most bytes of a request.
     pub body_bytes_max: u64,
     /// The server of this process.
     own: Option<OwnServer>,
 }
 
-/// Where `serve` listens if its port is not changed by a flag.
+/// The URL that `serve` listens on by default, with the port of `PLIMSOLL_PORT` if it is set.
 pub fn default_url() -> String {
     let port = std::env::var("PLIMSOLL_PORT").ok().and_then(|port| port.parse().ok()).unwrap_or(PORT);
     format!("http://{}:{port}", Ipv4Addr::LOCALHOST)
@@ -105,7 +105,7 @@ impl Link {
         Self::among(target, url, models, model)
     }
 
-    /// A connection to a server with these models.
+    /// A connection to a server with these models, for the wanted model or the first.
     fn among(target: Target, url: &str, models: Vec<Listed>, model: Option<&str>) -> anyhow::Result<Self> {
         let model = choose(&models, model).with_context(|| {
             let names: Vec<_> = models.iter().map(|model| model.name.as_str()).collect();
@@ -115,8 +115,8 @@ impl Link {
         Ok(Self { target, url: Some(url.to_owned()), model, models, body_bytes_max, own: None })
     }
 
-    /// Connects to the server that was not named, where `serve` listens. A key goes only to a server that was named:
-    /// any program may listen there.
+    /// Connects to the server at [`default_url`]. No key is sent, because any program may listen there: keys go only to servers
+    /// that the user named.
     ///
     /// # Errors
     /// No server is there, it lacks the model, or it wants a key.
@@ -176,7 +176,7 @@ impl Link {
             self.model = found.with_context(|| format!("no model '{name}' here: use one of {}", names.join(", ")))?;
             return Ok(());
         };
-        // Before the old one is let go: most mistakes show here.
+        // Most mistakes show here, before the old engine is stopped.
         if let Err(error) = open_model(name, &engine.media.mmproj()).and_then(|model| chats(&model, name)) {
             self.own = Some(own);
             return Err(error);
@@ -197,7 +197,7 @@ async fn list(target: &Target) -> anyhow::Result<Vec<Listed>> {
     Ok(listed(target.get(MODELS, LIST_WITHIN).await?).await?.0)
 }
 
-/// The models on a server's page, and whether it is a Plimsoll.
+/// Reads the models from a server's answer, and whether the server is Plimsoll.
 async fn listed(page: Answer) -> anyhow::Result<(Vec<Listed>, bool)> {
     let page = page.good().await?.json().await?;
     let entries = page["data"].as_array().context("the server's /v1/models has no list")?;
@@ -222,12 +222,12 @@ fn choose(models: &[Listed], model: Option<&str>) -> Option<Listed> {
     models.iter().find(|listed| listed.name == model || listed.name == name).cloned()
 }
 
-/// Refuses a model that a chat has no use for.
+/// Returns an error for a model that cannot chat.
 fn chats(model: &LoadedModel, spec: &str) -> anyhow::Result<()> {
     if model.checkpoint.config.encoder.is_some() {
         bail!("'{spec}' makes embeddings or scores and no text: serve it with `plimsoll serve {spec}`");
     }
-    // An architecture that is not known is the better reason.
+    // An unknown architecture is a better error than a missing template, so it comes first.
     Blueprint::new(&model.checkpoint, &Options::default())?;
     if model.template.is_none() {
         bail!("'{spec}' is a base model without a chat template: use `plimsoll serve {spec}` and /v1/completions");
@@ -240,7 +240,7 @@ struct OwnServer {
     spec: String,
     target: Target,
     engine: EngineHandle,
-    /// Present until it ends.
+    /// The HTTP side; taken when it is ended.
     running: Option<Running>,
 }
 
@@ -250,7 +250,8 @@ struct Running {
     task: JoinHandle<()>,
 }
 
-/// One user of this machine: few connections, no structured output, no stored responses. The key keeps other users out.
+/// The configuration for one user of this machine: few connections, no structured output, no stored responses. The key keeps
+/// other users out.
 fn config(key: &str) -> anyhow::Result<ServerConfig> {
     Ok(ServerConfig {
         port: 0,

@@ -1,4 +1,4 @@
-//! A conversation and its settings: what `/save` keeps and what a request carries.
+//! A conversation and its settings: the contents of a saved chat and of a request.
 
 use anyhow::{Context, bail};
 use plimsoll_memory::Bytes;
@@ -40,11 +40,11 @@ pub fn setting_names() -> impl Iterator<Item = &'static str> {
 /// Messages, system prompt and settings.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Conversation {
-    /// Said to the model first.
+    /// The system prompt.
     pub system: Option<String>,
     /// Sampling parameters that differ from the server's defaults.
     pub settings: Map<String, Value>,
-    /// What was said, in the shape of the API.
+    /// The messages of the user and the model, as the API's JSON objects.
     pub messages: Vec<Value>,
 }
 
@@ -73,7 +73,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Adds what the user says: a text, and parts that were attached before it.
+    /// Adds a message of the user: a text, and the parts that were attached before it.
     pub fn ask(&mut self, text: &str, parts: Vec<Value>) {
         let content = match parts.is_empty() {
             true => text.into(),
@@ -85,12 +85,12 @@ impl Conversation {
         self.messages.push(json!({"role": "user", "content": content}));
     }
 
-    /// Adds what the model answered.
+    /// Adds an answer of the model.
     pub fn answered(&mut self, text: &str) {
         self.messages.push(json!({"role": "assistant", "content": text}));
     }
 
-    /// Takes the last answer back, so that the last message is the user's. False if nothing was asked.
+    /// Removes the last answer, so that the last message is the user's. False if there is no message left.
     pub fn take_back(&mut self) -> bool {
         if self.messages.last().is_some_and(|message| message["role"] == "assistant") {
             self.messages.pop();
@@ -101,7 +101,7 @@ impl Conversation {
     /// The request for the next answer.
     ///
     /// # Errors
-    /// The conversation is larger than `bytes_max`, what the server takes.
+    /// The request has more bytes than `bytes_max`, the server's limit.
     pub fn request(&self, model: &str, bytes_max: u64) -> anyhow::Result<Value> {
         let system = self.system.iter().map(|text| json!({"role": "system", "content": text}));
         let messages: Vec<Value> = system.chain(self.messages.iter().cloned()).collect();

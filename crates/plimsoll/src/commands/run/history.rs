@@ -1,4 +1,4 @@
-//! What the user entered, across sessions: one JSON string a line, readable by the user alone, bounded.
+//! The user's entries of all sessions: a bounded file with one JSON string a line, which only the user may read.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -10,13 +10,13 @@ use crate::private_file;
 /// Most entries that are kept.
 pub const ENTRIES_MAX: usize = 1000;
 
-/// Most bytes of the file when a session begins; a session adds to it.
+/// Most bytes of the file when a session begins, and most bytes that a session adds to it.
 const FILE_BYTES_MAX: u64 = 512 << 10;
 
-/// A longer entry is not kept.
+/// Most bytes of an entry's line; a longer entry is not kept.
 const ENTRY_BYTES_MAX: usize = 16 << 10;
 
-/// The file, and what a session has added to it.
+/// The file, and the bytes that this session has added to it.
 #[derive(Debug)]
 pub struct History {
     path: PathBuf,
@@ -41,7 +41,7 @@ impl History {
         Ok((history, entries))
     }
 
-    /// Adds an entry. Sessions side by side add whole lines.
+    /// Appends an entry as a whole line, because other sessions may append to the same file.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -56,7 +56,7 @@ impl History {
         file.write_all(line.as_bytes())
     }
 
-    /// Replaces the file.
+    /// Replaces the file's entries.
     fn rewrite(&self, entries: &[String]) -> std::io::Result<()> {
         private_file::write(&self.path, entries.iter().map(|entry| line(entry)).collect::<String>().as_bytes())
     }
@@ -66,7 +66,7 @@ fn line(entry: &str) -> String {
     format!("{}\n", serde_json::Value::from(entry))
 }
 
-/// The newest entries, and whether the file has more than it should. A line that is none is passed over.
+/// Reads the newest entries, and whether the file must be shortened. Lines that are no JSON strings are skipped.
 fn read(mut file: File) -> std::io::Result<(Vec<String>, bool)> {
     let bytes = file.metadata()?.len();
     file.seek(SeekFrom::Start(bytes.saturating_sub(FILE_BYTES_MAX / 2)))?;

@@ -16,10 +16,10 @@ use super::conversation::setting_names;
 use super::history::{ENTRIES_MAX, History};
 use super::store::Store;
 
-/// What stands before an entry.
+/// The prompt of the line editor.
 const PROMPT: &str = "> ";
 
-/// What the user did at the prompt.
+/// An action of the user at the prompt.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Entry {
     /// Entered this text.
@@ -34,12 +34,12 @@ pub enum Entry {
 pub struct Input {
     editor: Editor<Assistant, MemHistory>,
     history: Option<History>,
-    /// The entry before was Ctrl-C at an empty prompt.
+    /// Whether the last entry was Ctrl-C at an empty prompt.
     warned: bool,
 }
 
 impl Input {
-    /// An editor for this terminal; `history` is kept for the next session, if there is a place.
+    /// Opens an editor for this terminal. Entries are added to `history`, if there is one, for the next session.
     ///
     /// # Errors
     /// The terminal cannot be used.
@@ -65,7 +65,7 @@ impl Input {
         Ok(Self { editor, history, warned: false })
     }
 
-    /// Tells the completion which models there are.
+    /// Sets the model names for the completion.
     pub fn know_models(&mut self, models: Vec<String>) {
         if let Some(assistant) = self.editor.helper_mut() {
             assistant.models = models;
@@ -111,9 +111,9 @@ impl Input {
     }
 }
 
-/// What helps while an entry is edited.
+/// Completion and validation while an entry is edited.
 struct Assistant {
-    /// Whether the entry had text when it was last drawn.
+    /// Whether the entry was empty when it was last drawn.
     empty: Cell<bool>,
     models: Vec<String>,
     store: Option<Store>,
@@ -160,7 +160,7 @@ impl Completer for Assistant {
     }
 }
 
-/// The words that begin so.
+/// Completions: the words that begin with `head`.
 fn pairs(words: impl IntoIterator<Item = String>, head: &str) -> Vec<Pair> {
     let begins = words.into_iter().filter(|word| word.starts_with(head));
     begins.map(|word| Pair { display: word.clone(), replacement: word }).collect()

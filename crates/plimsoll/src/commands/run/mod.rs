@@ -1,5 +1,5 @@
-//! `run`, also called `chat`: a model in the terminal. It is a client of the HTTP API, of a server that runs or of one
-//! that it starts in its own process.
+//! `run`, also called `chat`: a chat with a model in the terminal. It is a client of the HTTP API, either of a running server
+//! or of a server that it starts in its own process.
 
 mod answer;
 mod attach;
@@ -30,10 +30,10 @@ use store::Store;
 /// Most bytes of a message on standard input.
 const MESSAGE_BYTES_MAX: u64 = 16 << 20;
 
-/// What a shell reports of a process that Ctrl-C ended.
+/// The exit code after Ctrl-C, which is the one that shells report.
 const INTERRUPTED: u8 = 130;
 
-/// Answers one message, or begins a chat.
+/// Answers one message, or starts a chat.
 pub fn run(args: RunArgs) -> anyhow::Result<ExitCode> {
     let args = args.message_in_place();
     let word = args.model.clone().filter(|_| args.prompt.is_empty());
@@ -133,7 +133,7 @@ fn chat(session: &mut Session, mut input: Input) -> anyhow::Result<()> {
         match done {
             Ok(Next::On) => {}
             Ok(Next::Leave) => return Ok(()),
-            // The chat goes on: the next message may do better.
+            // An error does not end the chat.
             Err(error) => tell!("Error: {error:#}"),
         }
     }

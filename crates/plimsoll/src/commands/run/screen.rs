@@ -1,4 +1,4 @@
-//! What is shown of an answer: on a terminal wrapped and with the reasoning dimmed, elsewhere the answer as it is.
+//! Shows an answer: on a terminal wrapped and with dimmed reasoning, elsewhere unchanged and without the reasoning.
 
 use std::io::{IsTerminal, stdin, stdout};
 
@@ -8,7 +8,7 @@ use super::answer::Piece;
 use super::wrap::Wrap;
 use crate::output::{say, say_part};
 
-/// Columns of a terminal that does not say.
+/// Columns of a terminal that does not report its width.
 const COLUMNS: usize = 80;
 
 const DIM: &str = "\x1b[2m";
@@ -24,7 +24,7 @@ pub struct Screen {
 }
 
 impl Screen {
-    /// For an answer that begins now.
+    /// A screen for an answer that begins now. On a terminal, turns the echo of keys off.
     pub fn new() -> Self {
         let terminal = stdout().is_terminal();
         let quiet = (terminal && stdin().is_terminal()).then(Quiet::begin).flatten();
@@ -50,7 +50,7 @@ impl Screen {
         self.put(&shown);
     }
 
-    /// Between reasoning and answer.
+    /// Switches between reasoning and answer.
     fn turn(&mut self, reasoning: bool) {
         let rest = self.wrap.end(columns());
         self.put(&rest);
@@ -81,13 +81,13 @@ impl Screen {
     }
 }
 
-/// Columns of the terminal at this moment: it may be resized while an answer comes.
+/// Reads the terminal's current width in columns: it may be resized during an answer.
 fn columns() -> usize {
     let size = tcgetwinsize(stdout()).ok();
     size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0).unwrap_or(COLUMNS)
 }
 
-/// Keys are not echoed while an answer is shown. Signals still work.
+/// Keeps the terminal from echoing keys until it is dropped. Signals still work.
 struct Quiet(Termios);
 
 impl Quiet {

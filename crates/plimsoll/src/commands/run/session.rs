@@ -1,4 +1,4 @@
-//! A chat: what is said, to which server, and what each command does.
+//! A chat: its conversation, its server, and its commands.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ use crate::output::{say, tell};
 
 /// A chat with one model.
 pub struct Session {
-    /// The server.
+    /// The connection to the server.
     pub link: Link,
     args: RunArgs,
     runtime: Runtime,
@@ -34,20 +34,20 @@ pub struct Session {
     store: Option<Store>,
 }
 
-/// Whether the chat goes on.
+/// Whether the chat continues after a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// It does.
+    /// It continues.
     On,
     /// The user leaves.
     Leave,
 }
 
 impl Session {
-    /// A chat as the flags say.
+    /// Starts a chat with these flags.
     ///
     /// # Errors
-    /// A flag's value or file cannot be used, or no server is to be had.
+    /// A flag's value or file cannot be used, or there is no server.
     pub fn new(args: RunArgs, store: Option<Store>) -> anyhow::Result<Self> {
         let mut conversation = Conversation { system: args.system.clone(), ..Conversation::default() };
         if let Some(temperature) = args.temperature {
@@ -73,10 +73,10 @@ impl Session {
         Ok(session)
     }
 
-    /// Says a message and shows the answer.
+    /// Sends a message and shows the answer.
     ///
     /// # Errors
-    /// The server refuses it, or the answer fails; the message is taken back, and `/regen` sends it again.
+    /// The server refuses the message, or the answer fails. The message is then removed, and `/regen` sends it again.
     pub fn say(&mut self, text: &str) -> anyhow::Result<Answer> {
         let parts = std::mem::take(&mut self.parts);
         self.conversation.ask(text, parts);
@@ -111,16 +111,16 @@ impl Session {
                     tell!("{}", answer.stats.line());
                 }
             }
-            // Templates want an answer between two messages.
+            // Templates need an answer between two messages, so an unanswered one is removed.
             _ => self.unanswered = self.conversation.messages.pop(),
         }
         answer
     }
 
-    /// Does what a command asks for.
+    /// Runs a command.
     ///
     /// # Errors
-    /// It cannot be done; the chat goes on.
+    /// The command fails; the chat continues.
     pub fn command(&mut self, command: Command) -> anyhow::Result<Next> {
         match command {
             Command::Bye => return Ok(Next::Leave),
@@ -177,7 +177,7 @@ impl Session {
         Ok(())
     }
 
-    /// Refuses a file that no request to this server has room for.
+    /// Returns an error for a file that is larger than a request to this server may be.
     fn fits(&self, part: &Value, path: &Path) -> anyhow::Result<()> {
         let (bytes, most) = (part.to_string().len() as u64, self.link.body_bytes_max);
         if bytes > most {

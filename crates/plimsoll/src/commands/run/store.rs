@@ -1,4 +1,4 @@
-//! The user's own directory: history and kept conversations. Only the user may read them.
+//! The user's data directory: history and saved conversations. Only the user may read them.
 
 use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt;
@@ -10,7 +10,7 @@ use super::attach::read_bounded;
 use super::conversation::{CONVERSATION_BYTES_MAX, Conversation};
 use crate::private_file;
 
-/// Longest name of a kept conversation.
+/// Most bytes of a saved conversation's name.
 const NAME_BYTES_MAX: usize = 64;
 
 /// Most names that are listed.
@@ -34,12 +34,12 @@ fn create(path: &Path) -> anyhow::Result<()> {
     created.with_context(|| format!("creating {}", path.display()))
 }
 
-/// The conversations that are kept.
+/// The directory of the saved conversations.
 #[derive(Debug)]
 pub struct Store(PathBuf);
 
 impl Store {
-    /// Those below a directory.
+    /// The conversations in `chats` below `directory`.
     pub fn below(directory: &Path) -> Self {
         Self(directory.join("chats"))
     }
@@ -52,10 +52,10 @@ impl Store {
         Ok(self.0.join(format!("{name}.json")))
     }
 
-    /// Keeps a conversation; one of the same name is replaced. Gives the file.
+    /// Saves a conversation, replaces one of the same name, and returns the file.
     ///
     /// # Errors
-    /// The name is none, or the file cannot be written.
+    /// The name is invalid, or the file cannot be written.
     pub fn save(&self, name: &str, conversation: &Conversation) -> anyhow::Result<PathBuf> {
         let path = self.path(name)?;
         create(&self.0)?;
@@ -64,10 +64,10 @@ impl Store {
         Ok(path)
     }
 
-    /// A conversation that was kept.
+    /// Reads a saved conversation.
     ///
     /// # Errors
-    /// There is none of that name, or the file is not what `/save` writes.
+    /// There is none of that name, or the file is not a saved conversation.
     pub fn load(&self, name: &str) -> anyhow::Result<Conversation> {
         let path = self.path(name)?;
         if !path.exists() {
@@ -77,7 +77,7 @@ impl Store {
         serde_json::from_slice(&text).with_context(|| format!("{} is not a saved conversation", path.display()))
     }
 
-    /// Names of all that are kept.
+    /// Names of all saved conversations, sorted.
     pub fn names(&self) -> Vec<String> {
         let files = fs::read_dir(&self.0).into_iter().flatten().flatten().take(NAMES_MAX);
         let name = |file: fs::DirEntry| {

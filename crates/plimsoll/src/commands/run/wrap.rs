@@ -1,4 +1,4 @@
-//! Words of an answer wrap at the edge of the terminal, as they arrive. Control characters are dropped: an answer must
+//! Wraps the words of an answer at the edge of the terminal, as they arrive. Control characters are dropped: an answer must
 //! not move the cursor or change the terminal.
 
 use unicode_width::UnicodeWidthChar;
@@ -6,19 +6,19 @@ use unicode_width::UnicodeWidthChar;
 /// Columns of a tab, at most.
 const TAB: usize = 8;
 
-/// Marks the begin and the end of a block of code, which is not wrapped.
+/// Marks the beginning and the end of a block of code, which is not wrapped.
 const FENCE: &str = "```";
 
-/// Text that arrives in pieces, and the column it stands at.
+/// Wraps text that arrives in pieces.
 #[derive(Debug, Default)]
 pub struct Wrap {
     column: usize,
     /// Spaces before `word`; they are dropped where the line breaks.
     spaces: usize,
-    /// The word that has not ended. It is shorter than a line.
+    /// The characters of the unfinished word that are not shown yet. They are shorter than a line.
     word: String,
     word_width: usize,
-    /// The word began before `word`: it is longer than a line, and the terminal breaks it.
+    /// Whether the word began before `word`. It is then longer than a line, and the terminal breaks it.
     continues: bool,
     /// The first characters of the line, to find fences.
     head: String,
@@ -26,7 +26,7 @@ pub struct Wrap {
 }
 
 impl Wrap {
-    /// Takes a piece and gives what can be shown on a terminal of `width` columns.
+    /// Takes a piece and returns the text that can be shown on a terminal of `width` columns.
     pub fn push(&mut self, piece: &str, width: usize) -> String {
         let mut out = String::with_capacity(piece.len() + 8);
         for c in piece.chars() {
@@ -35,7 +35,7 @@ impl Wrap {
         out
     }
 
-    /// What is left at the end of the text.
+    /// Returns the unfinished word at the end of the text, and resets the state.
     pub fn end(&mut self, width: usize) -> String {
         let mut out = String::new();
         self.finish_word(width.max(1), &mut out);
@@ -86,7 +86,7 @@ impl Wrap {
             // A line may break between two wide characters.
             self.finish_word(width, out);
         } else if self.word_width + columns > width {
-            // Without a line break: a copied URL is whole.
+            // A long word gets no line break, so that a copied URL is whole.
             self.finish_word(width, out);
             self.continues = true;
         }

@@ -1,4 +1,4 @@
-//! The prefix caches on disk of several models: each model has a directory of its own in `--cache-dir`, and an equal share of its bounds.
+//! The prefix caches on disk of several models: each model has its own directory in `--cache-dir`, and an equal share of the limits.
 //!
 //! A share holds whether its model is loaded or not, so that all together never take more than `--cache-bytes`.
 
@@ -15,7 +15,7 @@ use crate::args::{EngineArgs, ModelArgs};
 /// The longest part of a model's name in the name of its directory.
 const NAME_CHARS_MAX: usize = 64;
 
-/// The directory of a model in the directory of all: what a file system takes of its name, and a checksum of all of it.
+/// The name of a model's directory in `--cache-dir`: the model's name without unusual characters, and a checksum of the full name.
 fn directory_of(name: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_') { c } else { '_' };
     let words: String = name.chars().map(plain).take(NAME_CHARS_MAX).collect();
@@ -53,7 +53,7 @@ pub struct SharedDirectory {
 }
 
 impl SharedDirectory {
-    /// Makes and locks it, and removes the caches of models that are no longer listed: no share is theirs.
+    /// Makes and locks the directory, and removes the caches of models that are no longer listed, because they have no share.
     ///
     /// # Errors
     /// The directory is in use, open to other users, not writable or that of a server of one model; or the key cannot be read.

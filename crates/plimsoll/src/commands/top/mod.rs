@@ -1,4 +1,4 @@
-//! `top`: what a server does, request by request, in the terminal.
+//! `top`: shows a server's requests, pools and totals in the terminal.
 
 mod status;
 mod view;
@@ -16,14 +16,14 @@ use crate::output::say;
 use status::Status;
 use view::View;
 
-/// The server answers within this time: the page waits for nothing.
+/// The server answers within this time.
 const WITHIN: Duration = Duration::from_secs(5);
 
-/// Watches until a key ends it.
+/// Shows the server's status until a key ends the view. Without a terminal, or with `--once`, prints it once.
 pub fn run(args: &TopArgs) -> anyhow::Result<()> {
     let target = Target::parse(&args.url, args.keys.first()?.as_deref())?;
     let runtime = client_runtime()?;
-    // A server that is not there is an error before the screen changes.
+    // An unreachable server is an error before the screen changes.
     let first = look(&runtime, &target)?;
     if args.once || !std::io::stdout().is_terminal() {
         say!("{}", view::text(&first));
@@ -43,7 +43,7 @@ fn look(runtime: &Runtime, target: &Target) -> anyhow::Result<Status> {
     })
 }
 
-/// Draws and looks in turns. A look that fails is shown beside the last one that did not, and repeated.
+/// Draws the status and fetches it again after each interval. A failed fetch is shown beside the last good status, and repeated.
 fn watch(
     terminal: &mut ratatui::DefaultTerminal,
     interval: Duration,

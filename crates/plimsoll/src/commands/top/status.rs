@@ -1,4 +1,4 @@
-//! What `GET /v1/status` says, as far as it is shown.
+//! The answer of `GET /v1/status`, with the fields that `top` shows.
 
 use std::collections::BTreeMap;
 

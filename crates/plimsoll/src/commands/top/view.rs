@@ -21,16 +21,16 @@ enum Order {
     Speed,
 }
 
-/// The last look and how it is shown.
+/// The last status and how it is shown.
 pub struct View {
     status: Status,
-    /// Why the look after it failed.
+    /// Why the last fetch failed; none if it succeeded.
     error: Option<String>,
     order: Order,
     selected: TableState,
 }
 
-/// Columns from which on all columns of the table are shown.
+/// Width of the terminal, in characters, from which all columns of the table are shown.
 const WIDE: u16 = 100;
 
 /// Places in [`COLUMNS`].
@@ -55,7 +55,7 @@ impl View {
         view
     }
 
-    /// Takes the next look, or why there is none.
+    /// Takes the next status, or the error of a failed fetch.
     pub fn take(&mut self, look: anyhow::Result<Status>) {
         match look {
             Ok(status) => {
@@ -67,7 +67,7 @@ impl View {
         }
     }
 
-    /// Takes a key that does not end the view.
+    /// Handles a key that does not end the view.
     pub fn press(&mut self, key: KeyCode) {
         match key {
             KeyCode::Char('a') => self.order = Order::Age,
@@ -89,7 +89,7 @@ impl View {
         self.status.requests.sort_by(|a, b| key(b).total_cmp(&key(a)));
     }
 
-    /// Draws all of it.
+    /// Draws the view.
     pub fn draw(&mut self, frame: &mut Frame<'_>) {
         let pools = pools(&self.status);
         let heights = [
@@ -145,7 +145,7 @@ impl View {
     }
 }
 
-/// One look as text.
+/// A status as text.
 pub fn text(status: &Status) -> String {
     let mut text = format!(
         "plimsoll {}   up {}   {}   {}\n{}\n",
@@ -211,7 +211,7 @@ fn draw_pools(frame: &mut Frame<'_>, area: Rect, pools: &[(&str, &Pool)]) {
 }
 
 fn cells(row: &Row) -> [String; COLUMNS.len()] {
-    // A prompt on its way shows how far it is.
+    // During prefill, the column shows computed and total prompt tokens.
     let prompt = match row.computed_tokens < row.prompt_tokens {
         true => format!("{}/{}", row.computed_tokens, row.prompt_tokens),
         false => row.prompt_tokens.to_string(),
@@ -228,7 +228,7 @@ fn cells(row: &Row) -> [String; COLUMNS.len()] {
     ]
 }
 
-/// A time as the largest two units.
+/// A duration in its two largest units.
 fn age(seconds: f64) -> String {
     let whole = Duration::try_from_secs_f64(seconds).unwrap_or_default().as_secs();
     match whole {
