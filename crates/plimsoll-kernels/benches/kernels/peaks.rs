@@ -90,8 +90,11 @@ macro_rules! tiles {
 tiles!(amx_bytes: "tdpbssd");
 tiles!(amx_bf16: "tdpbf16ps");
 
-/// Measures a loop with this many products a turn. A product counts as two operations, the second one is the addition.
-fn measure(bencher: Bencher, products: usize, run: unsafe fn()) {
+/// A loop of product instructions. # Safety: the processor has them.
+type Loop = unsafe fn();
+
+/// Measures a loop with this many products a turn. A product counts as two operations: the second one is the addition.
+fn measure(bencher: Bencher, products: usize, run: Loop) {
     assert!(isa().available(), "this processor has no {}", isa().name());
     // SAFETY: the instruction set is there.
     bencher.counter(ItemsCount::new(2 * products * TURNS)).bench_local(|| unsafe { run() });
