@@ -173,7 +173,7 @@ impl Default for SamplingDefaults {
     }
 }
 
-/// Where to listen and what the HTTP side may take. Every limit is a number a client can be told.
+/// The address to listen on, and the limits of the HTTP side. Every limit is a number that an error can name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerConfig {
     /// Address to listen on.
