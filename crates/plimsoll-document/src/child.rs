@@ -1,4 +1,4 @@
-//! The child's side: one file from standard input, its text or an error to standard output.
+//! The child's side: reads one file from standard input, and writes its text or an error to standard output.
 
 use std::io::{self, Read, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,7 +11,7 @@ use plimsoll_memory::{child, heap};
 
 use crate::{DocumentError, FILE_BYTES_MAX, PAGES_MAX, STACK_BYTES, TEXT_BYTES_MAX};
 
-/// A job is ended after this long even if the server, which has its own limit, does not end it.
+/// A job ends after this long even if the server, which has its own limit, does not end it.
 const TIME_MAX: Duration = Duration::from_secs(60);
 
 /// Reads a file. The program calls it with [`crate::SANDBOX_ARGUMENT`] and the heap bytes that the file may take.
@@ -41,7 +41,7 @@ fn answer(heap_bytes: u64) -> io::Result<()> {
     out.flush()
 }
 
-/// The text of a PDF.
+/// Extracts the text of a PDF.
 fn text(file: &[u8]) -> Result<String, DocumentError> {
     let broken = |error: &dyn std::fmt::Display| {
         DocumentError::Broken(error.to_string().chars().take(200).filter(|c| !c.is_control()).collect())
@@ -64,7 +64,7 @@ fn text(file: &[u8]) -> Result<String, DocumentError> {
     if text.is_empty() { Err(DocumentError::NoText { pages }) } else { Ok(text) }
 }
 
-/// Text without blanks at the ends of lines, with at most one empty line between two.
+/// Removes blanks at the ends of lines, and all but one of several empty lines.
 fn tidied(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for line in text.lines().map(str::trim_end) {
@@ -77,7 +77,7 @@ fn tidied(text: &str) -> String {
     out
 }
 
-/// A text up to its limit.
+/// A text that is limited to [`TEXT_BYTES_MAX`].
 struct Bounded(Vec<u8>);
 
 impl Write for Bounded {

@@ -1,7 +1,7 @@
 //! The text of documents that clients send: PDF and plain text.
 //!
-//! A PDF is a program of a stranger's for a large parser. It is read in a child process that is started for it, with a
-//! limit in heap bytes, stack and time. A file that needs more ends that process and nothing else.
+//! A PDF is untrusted input for a large parser. It is read in a child process that is started for it, with limits on heap bytes, stack and
+//! time. A file that exceeds them ends that process and nothing else.
 //!
 //! **Invariant:** this crate knows no HTTP and no models. The server's process parses no PDF.
 
@@ -16,25 +16,25 @@ use thiserror::Error;
 pub use child::serve;
 pub use reader::Reader;
 
-/// The argument that makes the program the child's side.
+/// The argument with which the program runs the child's side.
 pub const SANDBOX_ARGUMENT: &str = "document-sandbox";
 
-/// Bytes of a file, at most.
+/// The most bytes of a file.
 pub const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// Pages of a file, at most.
+/// The most pages of a file.
 pub const PAGES_MAX: usize = 1000;
 
-/// Bytes of the text of a file, at most.
+/// The most bytes of a file's text.
 pub const TEXT_BYTES_MAX: usize = 2 << 20;
 
-/// The stack that a file is read on.
+/// The bytes of the stack on which a file is read.
 pub const STACK_BYTES: usize = 8 << 20;
 
-/// Memory of the child process besides its heap and stack.
+/// Bytes of the child process besides its heap and stack.
 pub const PROCESS_BYTES: u64 = 4 << 20;
 
-/// What a file is, as its first bytes say.
+/// The kind of a file, by its contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A PDF.
@@ -44,10 +44,10 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Looks at a file. None: it is something else.
+    /// Detects the kind of a file; none for any other kind.
     #[must_use]
     pub fn of(file: &[u8]) -> Option<Self> {
-        // Readers take a header that does not stand at the very beginning.
+        // PDF readers accept a header that is not at the very beginning.
         let head = &file[..file.len().min(1024)];
         if head.windows(5).any(|window| window == b"%PDF-") {
             return Some(Self::Pdf);
@@ -57,31 +57,31 @@ impl Kind {
     }
 }
 
-/// Why a document has no text.
+/// The reason why a document has no text.
 #[derive(Clone, Debug, Error, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DocumentError {
-    /// It needs a password.
+    /// The PDF needs a password.
     #[error("the PDF is encrypted; remove its password")]
     Encrypted,
-    /// It has pages, and no text on them.
+    /// The PDF has pages, and no text on them.
     #[error("the PDF has no text on its {pages} pages, as scans have; send images of the pages")]
     NoText {
-        /// Its pages.
+        /// The number of pages.
         pages: usize,
     },
-    /// It has too many pages.
+    /// The PDF has too many pages.
     #[error("the PDF has {pages} pages; at most {PAGES_MAX} are read: split it")]
     Pages {
-        /// Its pages.
+        /// The number of pages.
         pages: usize,
     },
-    /// Its text is too long.
+    /// The text is too long.
     #[error("the PDF has more than {TEXT_BYTES_MAX} bytes of text: split it")]
     Text,
-    /// It cannot be read.
+    /// The PDF cannot be read.
     #[error("the PDF cannot be read: {0}")]
     Broken(String),
-    /// A limit of the process.
+    /// The PDF exceeds a limit of the process.
     #[error("reading the PDF takes more than {0}: split or simplify it")]
     Limit(String),
     /// The process does not work.
@@ -90,7 +90,7 @@ pub enum DocumentError {
 }
 
 impl DocumentError {
-    /// Whether another file would have a text.
+    /// Returns whether the file is the cause, so that another file may have a text.
     #[must_use]
     pub fn is_the_clients(&self) -> bool {
         !matches!(self, Self::Process(_))

@@ -1,4 +1,4 @@
-//! The server's side: starts a process for a file, and ends it where it takes too long.
+//! The server's side: starts a process for a file, and ends it if it takes too long.
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ use plimsoll_memory::heap::EXIT_BEYOND;
 
 use crate::{DocumentError, PROCESS_BYTES, SANDBOX_ARGUMENT, STACK_BYTES, TEXT_BYTES_MAX};
 
-/// How often a caller that waits looks whether its client has left.
+/// The interval at which a waiting caller checks whether its client has left.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Reads documents, one process for each.
@@ -30,13 +30,13 @@ impl Reader {
         Self { program, heap_bytes, time }
     }
 
-    /// Memory of one process with so much heap.
+    /// Returns the memory of one process with this much heap.
     #[must_use]
     pub const fn process_bytes(heap_bytes: u64) -> u64 {
         heap_bytes + STACK_BYTES as u64 + PROCESS_BYTES
     }
 
-    /// The text of a PDF. Blocks. `gone` says whether the client has left.
+    /// Returns the text of a PDF. Blocks. `gone` returns whether the client has left.
     ///
     /// # Errors
     /// The file has no text that can be read within the limits.
@@ -52,8 +52,8 @@ impl Reader {
         let (done, is_done) = channel();
         let thread = || std::thread::Builder::new().name("plimsoll-pdf".into());
         let answer = std::thread::scope(|scope| {
-            // Both end at the latest with the process, whose end closes its pipes. A process that has ended takes
-            // nothing more: why, its status says.
+            // Both threads end at the latest with the process, whose end closes its pipes. A process that has ended reads no more; its
+            // status has the reason.
             let writing = thread().spawn_scoped(scope, move || drop(input.write_all(file)));
             let reading = thread().spawn_scoped(scope, move || {
                 let mut answer = Vec::new();
@@ -89,13 +89,13 @@ impl Reader {
         }
     }
 
-    /// Why the process has ended without an answer.
+    /// Returns the reason why the process has ended without an answer.
     fn ended(&self, running: &mut OwnedChild) -> DocumentError {
         match running.wait() {
             Ok(status) if status.code() == Some(EXIT_BEYOND) => {
                 DocumentError::Limit(format!("{} of memory (--document-bytes)", Bytes(self.heap_bytes)))
             }
-            // A stack that ends is a signal.
+            // A stack overflow ends the process by a signal.
             Ok(status) if status.code().is_none() => {
                 DocumentError::Limit(format!("{} of stack", Bytes(STACK_BYTES as u64)))
             }

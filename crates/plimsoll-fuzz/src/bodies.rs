@@ -1,4 +1,4 @@
-//! Bodies of requests, up to the prompts they make: nothing is fetched, and no engine is asked.
+//! Targets for request bodies, up to their prompts: nothing is fetched, and no engine runs.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -16,7 +16,7 @@ use plimsoll_text::{ChatTemplate, Tokenizer};
 
 use crate::{MIB, within};
 
-/// A template of the Qwens' kind, with tools.
+/// A template in the style of Qwen models, with tools.
 const TEMPLATE: &str = "{%- if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif -%}\
 {%- for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}\
 {%- for part in m.content %}{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>\
@@ -24,7 +24,7 @@ const TEMPLATE: &str = "{%- if tools %}<|im_start|>tools\n{{ tools | tojson }}<|
 {%- endif %}{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n\
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% if enable_thinking %}<think>\n{% endif %}{% endif %}";
 
-/// One body; the first byte says what is asked.
+/// Reads one body; the first byte selects the route.
 pub(crate) fn bodies(data: &[u8]) {
     let Some((route, body)) = data.split_first() else { return };
     let route = Route::ALL[usize::from(*route) % Route::ALL.len()];
@@ -32,7 +32,7 @@ pub(crate) fn bodies(data: &[u8]) {
         Route::Embeddings | Route::Rerank | Route::Score | Route::OllamaEmbed | Route::CohereEmbed => encoder(),
         _ => model(),
     };
-    // Templates, tokenizing and grammars have budgets of their own, whatever the body.
+    // Templates, tokenizing and grammars have their own budgets, whatever the body.
     let answer = within(64 * body.len() + 192 * MIB, || bodies.read(route, body));
     if let Err((status, words)) = answer {
         assert!((400..500).contains(&status) || status == 503, "{route:?}: {status} {words}");

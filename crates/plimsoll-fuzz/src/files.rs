@@ -1,4 +1,4 @@
-//! The files of a model: checkpoints, configurations, tokenizers, chat templates.
+//! Targets for the files of a model: checkpoints, configurations, tokenizers, chat templates.
 
 use std::path::Path;
 
@@ -11,14 +11,14 @@ use crate::scratch::Scratch;
 use crate::seeds;
 use crate::{KIB, MIB, parts, within};
 
-/// The smallest `config.json` of a Llama, and of one with weights in groups of four bits.
+/// The smallest `config.json` of a Llama model, and that of one with weights in groups of four bits.
 const LLAMA: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
     "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 100}"#;
 const PACKED: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
     "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 100,
     "quantization": {"group_size": 32, "bits": 4}}"#;
 
-/// What the tables of a checkpoint may take: in proportion to its file, as `plimsoll-formats/tests/memory.rs` has it.
+/// The most bytes for the tables of a checkpoint, proportional to its file, as in `plimsoll-formats/tests/memory.rs`.
 fn tables(bytes: usize) -> usize {
     8 * bytes + 64 * KIB
 }
@@ -39,7 +39,7 @@ fn exercise(path: &Path, bytes: usize) {
                 row.dequantize(&mut values);
             }
             if info.rows() > 0 && info.cols() > 1 {
-                // Refused where it is quantized.
+                // Refused if it is quantized.
                 drop(checkpoint.decode_block(&name, 0..1, 1..info.cols(), &mut values));
             }
             assert!(checkpoint.decode_rows(&name, info.rows(), &mut row).is_err(), "there is no such row");
@@ -48,7 +48,7 @@ fn exercise(path: &Path, bytes: usize) {
     });
 }
 
-/// A GGUF file: its tensors, and the tokenizer and the template in it. The tokenizer encodes a text.
+/// Reads a GGUF file: its tensors, and its tokenizer and template. The tokenizer encodes a text.
 pub(crate) fn gguf(data: &[u8]) {
     let dir = Scratch::new();
     let path = dir.write("model.gguf", data);
@@ -62,7 +62,7 @@ pub(crate) fn gguf(data: &[u8]) {
     }
 }
 
-/// A file with a vision encoder, beside a model that it may be for: opened, and declared where it is sound.
+/// Reads a file with a vision encoder, with a model that it may belong to: opens it, and declares it if it is valid.
 pub(crate) fn mmproj(data: &[u8]) {
     let Some((kind, file)) = data.split_first() else { return };
     let dir = Scratch::new();
@@ -75,7 +75,7 @@ pub(crate) fn mmproj(data: &[u8]) {
     within(256 * MIB, || drop(Blueprint::new(&checkpoint, &Options::default())));
 }
 
-/// A safetensors file; the first byte says beside which configuration.
+/// Reads a safetensors file; the first byte selects the configuration.
 pub(crate) fn safetensors(data: &[u8]) {
     let Some((kind, file)) = data.split_first() else { return };
     let dir = Scratch::new();
@@ -85,7 +85,7 @@ pub(crate) fn safetensors(data: &[u8]) {
     exercise(&dir.0, file.len() + config.len());
 }
 
-/// The index of two safetensors files.
+/// Reads the index of two safetensors files.
 pub(crate) fn index(data: &[u8]) {
     let dir = Scratch::new();
     dir.write("config.json", LLAMA);
@@ -101,7 +101,7 @@ pub(crate) fn index(data: &[u8]) {
     exercise(&dir.0, bytes);
 }
 
-/// A configuration, that of its generation and that of its preprocessor: read, declared and planned.
+/// Reads, declares and plans a configuration, with its generation configuration and its preprocessor's.
 pub(crate) fn config(data: &[u8]) {
     let dir = Scratch::new();
     let [config, generation, preprocessor] = parts(data);
@@ -121,17 +121,17 @@ pub(crate) fn config(data: &[u8]) {
     });
 }
 
-/// Heap that one regular expression of `quantization_config` takes while it is compiled: its limit is 64 KiB compiled.
+/// Heap bytes that one regular expression of `quantization_config` takes while it is compiled: its limit is 64 KiB compiled.
 const EXPRESSION_BYTES: usize = 512 * KIB;
 
-/// The most regular expressions that a `config.json` can hold: those of compressed-tensors begin with `re:`, those of GPTQ with
-/// `+:` or `-:`, and those of AutoRound have a character that no plain name has.
+/// The most regular expressions in a `config.json`. Those of compressed-tensors begin with `re:`, those of GPTQ with `+:` or `-:`, and
+/// those of AutoRound have a character that no plain name has.
 fn expressions(config: &[u8]) -> usize {
     let marks: [&[u8]; 5] = [b"re:", b"+:", b"-:", b"*", b"\\\\"];
     marks.iter().map(|mark| config.windows(mark.len()).filter(|bytes| bytes == mark).count()).sum()
 }
 
-/// A `tokenizer.json`, the file beside it, and a text to encode.
+/// Reads a `tokenizer.json` and its configuration, and encodes a text.
 pub(crate) fn tokenizer(data: &[u8]) {
     let dir = Scratch::new();
     let [file, beside, text] = parts(data);
@@ -142,7 +142,7 @@ pub(crate) fn tokenizer(data: &[u8]) {
     let Ok(tokenizer) = within(64 * (file.len() + beside.len()) + 64 * MIB, || Tokenizer::from_file(&path)) else {
         return;
     };
-    // A normalizer's own rules may lengthen a text as often as there are rules: such a file is trusted or not used.
+    // The rules of a normalizer may lengthen a text once per rule: such a file must be trusted or not used.
     let rules = |name: &[u8]| file.windows(name.len()).filter(|window| *window == name).count();
     if rules(b"Replace") + rules(b"Prepend") + rules(b"Precompiled") > 4 {
         return;
@@ -150,7 +150,7 @@ pub(crate) fn tokenizer(data: &[u8]) {
     let text = String::from_utf8_lossy(text);
     for text in [&*text, "Hello,  wörld! 🚀\n\n 12345 <|im_start|>"] {
         for parse_special in [false, true] {
-            // Its automata make their tables when they are first used.
+            // The tokenizer's automata make their tables at their first use.
             let bytes_max = tokenizer.encode_bytes_max(text.len()) + 16 * MIB;
             let Ok(ids) = within(bytes_max, || tokenizer.encode(text, true, parse_special)) else { continue };
             assert!(ids.iter().all(|id| (*id as usize) < tokenizer.vocab_size()), "{ids:?}");
@@ -160,8 +160,8 @@ pub(crate) fn tokenizer(data: &[u8]) {
     drop(tokenizer.pair(&[0], &[0]));
 }
 
-/// The templates whose messages a client makes up. A template itself comes from the model's files: beyond its limits on
-/// steps, output and recursion it may take what it likes.
+/// Templates for which a client sends the messages. A template itself comes from the model's files: apart from its limits on steps, output
+/// and recursion, its memory is not bounded.
 const TEMPLATES: &[&str] = &[
     include_str!("../../plimsoll-text/tests/fixtures/templates/headers.jinja"),
     include_str!("../../plimsoll-text/tests/fixtures/templates/inst.jinja"),
@@ -172,7 +172,7 @@ const TEMPLATES: &[&str] = &[
     include_str!("../../plimsoll-text/tests/fixtures/templates/turns.jinja"),
 ];
 
-/// Messages, variables and tools for one of the templates, which the first byte chooses.
+/// Renders messages, variables and tools with one of the templates; the first byte selects it.
 pub(crate) fn template(data: &[u8]) {
     let Some((choice, data)) = data.split_first() else { return };
     let [messages, extra, tools] = parts(data);
@@ -183,7 +183,7 @@ pub(crate) fn template(data: &[u8]) {
     let extra: Map<String, Value> = serde_json::from_slice(extra).unwrap_or_default();
     let tools: Option<Value> = serde_json::from_slice(tools).ok();
     let source = TEMPLATES[usize::from(*choice) % TEMPLATES.len()];
-    // Memory is linear in what a client sends. A small number becomes a value of some words, in two trees.
+    // Memory is linear in the client's bytes. A small number becomes a value of some words, in two trees.
     within(512 * data.len() + 4 * MIB, || {
         let template = ChatTemplate::new(source, "<s>", "</s>").expect("the fixtures compile");
         for ending in [Ending::Open, Ending::Within] {

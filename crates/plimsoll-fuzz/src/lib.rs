@@ -1,10 +1,10 @@
-//! What the fuzzers run: one function of bytes for every reader of foreign text, with what must hold whatever the bytes are.
+//! The targets of the fuzzers: one function of bytes for every reader of untrusted input, with conditions that hold for all bytes.
 //!
-//! A target returns, or it has found something: it panics where the heap takes more than it may, where two ways of
-//! reading the same thing differ, or where the code it calls panics and nothing contains that. `fuzz/` (cargo-fuzz, nightly) runs targets
-//! under libFuzzer with coverage and sanitizers; `tests/corpus.rs` runs the same functions over what seeds and findings there are, on any
-//! toolchain. The rooms: `files` (checkpoints, tokenizers, templates), `media`, `bodies`, `replies` (what models say, and what may be said),
-//! `tools` (what our own commands and MCP's client read), `seeds`.
+//! A target that returns has found nothing. It panics if the heap takes more than allowed, if two ways of reading the same input differ, or
+//! if the called code panics and nothing contains the panic. `fuzz/` (cargo-fuzz, nightly) runs targets under libFuzzer with coverage and
+//! sanitizers. `tests/corpus.rs` runs the same functions over all seeds and findings, on any toolchain. The modules: `files` (checkpoints,
+//! tokenizers, templates), `media`, `bodies`, `replies` (models' output, and grammars for it), `tools` (input of the project's own commands
+//! and of MCP's client), `seeds`.
 //!
 //! **Architecture invariant:** nothing here opens a connection or runs a model, and no other crate depends on this one.
 
@@ -23,20 +23,20 @@ use std::sync::Mutex;
 
 use plimsoll_memory::heap::{self, CountingHeap};
 
-/// Counted in the fuzzers and in the tests, so that targets can say what reading may take.
+/// Counts heap bytes in the fuzzers and in the tests, so that targets can limit the memory of reading.
 #[global_allocator]
 static HEAP: CountingHeap = CountingHeap;
 
-/// A reader of foreign bytes.
+/// A reader of untrusted bytes.
 #[derive(Clone, Copy)]
 pub struct Target {
-    /// Its name, which is also that of its fuzzer and of its folder of findings.
+    /// Its name, which is also the name of its fuzzer and of its folder of findings.
     pub name: &'static str,
-    /// Reads them.
+    /// Reads the bytes.
     pub run: fn(&[u8]),
 }
 
-/// All of them.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     Target { name: "gguf", run: files::gguf },
     Target { name: "mmproj", run: files::mmproj },
@@ -58,16 +58,16 @@ pub const TARGETS: &[Target] = &[
     Target { name: "models_file", run: tools::models_file },
 ];
 
-/// The target of this name.
+/// Returns the target of this name.
 ///
 /// # Panics
-/// Where there is none.
+/// If there is none.
 pub fn target(name: &str) -> Target {
     *TARGETS.iter().find(|target| target.name == name).unwrap_or_else(|| panic!("there is no target {name}"))
 }
 
-/// Lets contained panics pass, which a fuzzer would report as a finding (I7 contains them: a decoder's panic is an
-/// error of the item). Each place is reported once.
+/// Lets contained panics pass, which a fuzzer would report as a finding (I7 contains them: a decoder's panic is an error of the item). Each
+/// place is reported once.
 pub fn let_panics_be_contained() {
     static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     std::panic::set_hook(Box::new(|panic| {
@@ -78,7 +78,7 @@ pub fn let_panics_be_contained() {
     }));
 }
 
-/// Does `work`, which may take this much heap at any instant.
+/// Does `work`, and panics if it took more heap than this at any instant.
 fn within<T>(bytes_max: usize, work: impl FnOnce() -> T) -> T {
     heap::restart_peak();
     let before = heap::in_use();
@@ -88,7 +88,7 @@ fn within<T>(bytes_max: usize, work: impl FnOnce() -> T) -> T {
     done
 }
 
-/// The parts of an input, which a zero byte separates; as many as asked for, the last with what is left.
+/// Returns the parts of an input, separated by zero bytes; the last one has all that is left.
 fn parts<const N: usize>(data: &[u8]) -> [&[u8]; N] {
     let mut parts = data.splitn(N, |byte| *byte == 0);
     std::array::from_fn(|_| parts.next().unwrap_or_default())

@@ -1,4 +1,4 @@
-//! Images, animations and audio clips.
+//! Targets for images, animations and audio clips.
 
 use std::sync::atomic::AtomicBool;
 
@@ -8,15 +8,15 @@ use plimsoll_media::{MediaError, Size};
 
 use crate::{KIB, MIB, within};
 
-/// Small, so that what is too large is found soon.
+/// Small limits, so that a fuzzer soon finds inputs beyond them.
 fn limits() -> ImageLimits {
     ImageLimits { file_bytes: 1 << 20, pixels: 1 << 20, frames: 64, animation_pixels: 1 << 22 }
 }
 
-/// What a decoder may take beside what the header says it will: words of an error.
+/// The most bytes of a decoder beyond the number computed from the header: for error messages.
 const SLACK: usize = 64 * KIB;
 
-/// Bytes of chunks and tags that are looked at before anything is decoded.
+/// Returns the bytes for chunks and tags that are read before anything is decoded.
 fn looking(bytes: usize) -> usize {
     4 * bytes + 2 * MIB
 }
@@ -25,7 +25,7 @@ fn the_clients<T>(outcome: Result<T, MediaError>) -> Option<T> {
     outcome.map_err(|error| assert!(error.is_the_clients(), "{error}")).ok()
 }
 
-/// The bytes as they are, and with true checksums: behind false ones decoders do not look.
+/// Reads the bytes unchanged, and with corrected checksums: decoders stop at wrong ones.
 fn both(data: &[u8], read: impl Fn(&[u8])) {
     read(data);
     let mended = with_true_checksums(data);
@@ -34,7 +34,7 @@ fn both(data: &[u8], read: impl Fn(&[u8])) {
     }
 }
 
-/// An image: probed, decoded, resized.
+/// Probes, decodes and resizes an image.
 pub(crate) fn image(data: &[u8]) {
     both(data, |bytes| {
         let Some(header) = the_clients(within(looking(bytes.len()), || image::probe(bytes, &limits()))) else { return };
@@ -46,7 +46,7 @@ pub(crate) fn image(data: &[u8]) {
     });
 }
 
-/// An animation: probed, and some of its frames decoded.
+/// Probes an animation, and decodes some of its frames.
 pub(crate) fn frames(data: &[u8]) {
     both(data, |bytes| {
         let Some(header) = the_clients(within(looking(bytes.len()), || image::probe(bytes, &limits()))) else { return };
@@ -63,7 +63,7 @@ pub(crate) fn frames(data: &[u8]) {
     });
 }
 
-/// An audio clip.
+/// Probes and decodes an audio clip.
 pub(crate) fn audio(data: &[u8]) {
     let limits = AudioLimits { file_bytes: 1 << 20, seconds: 20, ..AudioLimits::default() };
     both(data, |bytes| {
@@ -79,7 +79,7 @@ pub(crate) fn audio(data: &[u8]) {
     });
 }
 
-/// The CRC of PNG (reflected) or Ogg (not), of these pieces one after the other.
+/// Returns the CRC of PNG (reflected) or Ogg (not), over these bytes.
 fn crc<'a>(reflected: bool, bytes: impl Iterator<Item = &'a u8>) -> u32 {
     let start = if reflected { u32::MAX } else { 0 };
     let crc = bytes.fold(start, |crc, byte| {
@@ -94,7 +94,7 @@ fn crc<'a>(reflected: bool, bytes: impl Iterator<Item = &'a u8>) -> u32 {
     crc ^ start
 }
 
-/// Makes the checksums of a broken PNG or Ogg true again.
+/// Corrects the checksums of a broken PNG or Ogg.
 fn with_true_checksums(data: &[u8]) -> Vec<u8> {
     let mut bytes = data.to_vec();
     let mut at = 8;

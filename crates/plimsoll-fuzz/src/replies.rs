@@ -1,4 +1,4 @@
-//! What models say and where it ends, and the forms that strangers want it to have.
+//! Targets for models' output, its stop strings, and the grammars that clients send for it.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -12,13 +12,13 @@ use serde_json::json;
 
 use crate::{KIB, MIB, within};
 
-/// What grammars may take.
+/// The budget of grammars in bytes.
 const GRAMMAR_BYTES: usize = 16 * MIB;
 
-/// Tokens of a walk through a grammar.
+/// The number of tokens of a walk through a grammar.
 const STEPS: usize = 24;
 
-/// A grammar: the first byte says of what kind, the second how the walk through it goes.
+/// Compiles a grammar and walks through it: the first byte selects its kind, the second the walk.
 pub(crate) fn grammar(data: &[u8]) {
     static GRAMMARS: OnceLock<(Arc<Grammars>, u64)> = OnceLock::new();
     let [kind, way, text @ ..] = data else { return };
@@ -42,7 +42,7 @@ pub(crate) fn grammar(data: &[u8]) {
         let before = heap::in_use();
         (Grammars::new(settings), before)
     });
-    // What compiling takes for a moment is limited by its steps, not in bytes.
+    // The temporary memory of compiling is limited by its steps, not in bytes.
     within(256 * MIB, || {
         let Ok(guide) = Guide::new(grammars, Some(&source), "", None, &CompileLimits::default()) else { return };
         walk(&guide, usize::from(*way));
@@ -61,14 +61,14 @@ fn walk(guide: &Guide, way: usize) {
         });
         let allowed: Vec<u32> = bits.collect();
         assert!(!allowed.is_empty(), "something may come, or it is over");
-        // It may still outgrow its budget.
+        // The constraint may still exceed its budget.
         if constraint.accept(allowed[(way * (step + 1)) % allowed.len()]).is_err() || constraint.complete() {
             return;
         }
     }
 }
 
-/// A reply: two bytes say how it is read, a third how it is cut.
+/// Reads a reply: two bytes select the reader's settings, a third how the text is cut.
 pub(crate) fn reply(data: &[u8]) {
     use ReasoningFormat as R;
     use ToolFormat as T;
@@ -114,7 +114,7 @@ type Parts = (String, String, Vec<(String, Option<String>, String)>);
 fn read(spec: &Spec, pieces: &[&str]) -> Parts {
     let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
     let mut events = Vec::new();
-    // An event for every few bytes, with a text of its own.
+    // An event for every few bytes, each with its own text.
     within(256 * bytes + 64 * KIB, || {
         let mut parser = ReplyParser::new(spec);
         pieces.iter().for_each(|piece| parser.push(piece, &mut events));
@@ -141,7 +141,7 @@ fn read(spec: &Spec, pieces: &[&str]) -> Parts {
     parts
 }
 
-/// A text and the strings that end it; the first byte says how the text is cut.
+/// Searches a text for strings that end it; the first byte selects how the text is cut.
 pub(crate) fn stops(data: &[u8]) {
     let Some((step, data)) = data.split_first() else { return };
     let data = String::from_utf8_lossy(data);

@@ -1,9 +1,9 @@
-//! A directory for files that can only be read as files.
+//! A directory for inputs that can only be read as files.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// A directory that goes with the value.
+/// A directory that is removed with the value.
 pub(crate) struct Scratch(pub PathBuf);
 
 impl Scratch {

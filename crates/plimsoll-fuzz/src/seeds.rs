@@ -1,17 +1,17 @@
-//! Where fuzzing begins: the fixtures of all crates in the form that each target takes, and what has been found before.
+//! Seeds for fuzzing: the fixtures of all crates in the form of each target, and earlier findings.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// Larger fixtures are left out: a fuzzer changes small files faster, and they have all that large ones have.
+/// The most bytes of a seed: a fuzzer mutates small files faster, and they cover the same features as large ones.
 const SEED_BYTES_MAX: u64 = 82 << 10;
 
 fn root() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The inputs that a target has failed on, or that no mutation finds soon; by name.
+/// Returns the inputs on which a target has failed, or that no mutation finds soon; with names.
 pub fn regressions(target: &str) -> Vec<(String, Vec<u8>)> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("regressions").join(target);
     let Ok(files) = fs::read_dir(folder) else { return Vec::new() };
@@ -23,7 +23,7 @@ pub fn regressions(target: &str) -> Vec<(String, Vec<u8>)> {
     all
 }
 
-/// The seeds of a target; by name.
+/// Returns the seeds of a target; with names.
 pub fn seeds(target: &str) -> Vec<(String, Vec<u8>)> {
     match target {
         "gguf" => of(&files("gguf"), |path| !path.contains("mmproj")),
@@ -64,14 +64,14 @@ pub fn seeds(target: &str) -> Vec<(String, Vec<u8>)> {
     }
 }
 
-/// A GGUF model, and the vision encoder that stands before it.
+/// A GGUF model, and its vision encoder.
 pub(crate) struct Pair {
     name: String,
     pub(crate) model: Vec<u8>,
     encoder: Vec<u8>,
 }
 
-/// The fixtures that are such pairs; read once.
+/// Returns the fixtures that are such pairs; read once.
 pub(crate) fn pairs() -> &'static [Pair] {
     static PAIRS: OnceLock<Vec<Pair>> = OnceLock::new();
     PAIRS.get_or_init(|| {
@@ -88,7 +88,7 @@ pub(crate) fn pairs() -> &'static [Pair] {
     })
 }
 
-/// Their encoders, each behind the number of its model.
+/// Returns the encoders, each after the number of its model.
 fn encoders() -> Vec<(String, Vec<u8>)> {
     let numbered = pairs().iter().enumerate();
     numbered.map(|(number, pair)| (pair.name.clone(), with_first(number as u8, &pair.encoder))).collect()
@@ -102,7 +102,7 @@ fn read(path: &Path) -> Vec<u8> {
     fs::read(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// The fixtures with this end, small ones, named after their way.
+/// Returns the small fixtures with this extension, named after their path.
 fn files(extension: &str) -> Vec<(String, Vec<u8>)> {
     let mut all = Vec::new();
     let folders = ["tests/fixtures", "crates/plimsoll-formats/tests/fixtures", "crates/plimsoll-text/tests/fixtures"];

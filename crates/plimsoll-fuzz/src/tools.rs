@@ -1,4 +1,4 @@
-//! What our own commands read: streams of servers, traces, lists of models. And what the client of MCP reads.
+//! Targets for the input of the project's own commands (streams of servers, traces, lists of models) and of MCP's client.
 
 use plimsoll::fuzzed::{Events, models};
 use plimsoll_engine::trace::{Trace, TraceError, burst_gpt, mooncake};
@@ -7,7 +7,7 @@ use plimsoll_server::fuzzed::mcp;
 use crate::scratch::Scratch;
 use crate::{MIB, within};
 
-/// A stream of events; the first byte says how it comes in.
+/// Reads a stream of events; the first byte gives the size of its pieces.
 pub(crate) fn sse(data: &[u8]) {
     let Some((step, bytes)) = data.split_first() else { return };
     let read = |step: usize| {
@@ -22,7 +22,7 @@ pub(crate) fn sse(data: &[u8]) {
     assert_eq!(read(1 + usize::from(step % 7)), whole, "cut in pieces it reads differently");
 }
 
-/// An answer of an MCP server, as a stream and as one message; the first byte says how it comes in.
+/// Reads an answer of an MCP server, as a stream and as one message; the first byte gives the size of its pieces.
 pub(crate) fn mcp(data: &[u8]) {
     let Some((step, bytes)) = data.split_first() else { return };
     let (replies, answer) = within(64 * bytes.len() + MIB, || mcp::stream(bytes, bytes.len().max(1)));
@@ -40,11 +40,11 @@ pub(crate) fn mcp(data: &[u8]) {
     if let Some((tools, held)) = found.tools {
         assert!(tools <= 128 && held <= 256 << 10, "{tools} tools of {held} bytes");
     }
-    // A block that is left out has a few words in its place.
+    // A note of a few words replaces a block that is left out.
     assert!(found.text.is_none_or(|text| text <= 64 * bytes.len()));
 }
 
-/// A trace, in each of the formats that are read.
+/// Reads a trace in each of the supported formats.
 pub(crate) fn trace(data: &[u8]) {
     let read = |how: fn(&[u8]) -> Result<Trace, TraceError>, factor: usize| {
         let Ok(trace) = within(factor * data.len() + MIB, || how(data)) else { return };
@@ -58,15 +58,15 @@ pub(crate) fn trace(data: &[u8]) {
     };
     read(|text| Trace::read(text), 256);
     read(|text| mooncake(text), 256);
-    // A short line stands for a prompt of up to 16 million tokens, which is a block for every 64 of them.
+    // A short line stands for a prompt of up to 16 million tokens, with a block for every 64 of them.
     read(|text| burst_gpt(text), 1 << 20);
 }
 
-/// A file that lists models.
+/// Reads a file that lists models.
 pub(crate) fn models_file(data: &[u8]) {
     let dir = Scratch::new();
     let path = dir.write("models.toml", data);
-    // Every table is read as a command line.
+    // Every table is read like a command line.
     match within(256 * data.len() + 64 * MIB, || models(&path)) {
         Ok(count) => assert!(count <= data.len()),
         Err(words) => assert!(!words.is_empty()),

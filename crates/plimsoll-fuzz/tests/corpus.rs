@@ -6,16 +6,16 @@ use std::time::{Duration, Instant};
 
 use plimsoll_fuzz::{TARGETS, Target, let_panics_be_contained, seeds};
 
-/// Broken copies of each target's inputs, all together, unless `PLIMSOLL_FUZZ_COPIES` says otherwise.
+/// Broken copies of each target's inputs in total, unless `PLIMSOLL_FUZZ_COPIES` sets another number.
 const COPIES: usize = 400;
 
-/// No input may take longer, on the slowest machine.
+/// The longest time for one input, on the slowest machine.
 const EACH: Duration = Duration::from_secs(30);
 
-/// Bytes that mean something to many readers.
+/// Bytes with a meaning in many formats.
 const TELLING: &[u8] = b"\"{}[]()\\/0-9e,:%\0\xff";
 
-/// Small steps of a well-known generator.
+/// A linear congruential generator.
 struct Dice(u64);
 
 impl Dice {
@@ -35,7 +35,7 @@ fn run(target: Target, name: &str, bytes: &[u8]) {
     assert!(took < EACH, "{} takes {took:?} for {name}", target.name);
 }
 
-/// A copy that differs in a few places, most of them near the beginning; now and then it is cut off.
+/// Returns a copy that differs in a few places, most of them near the beginning; sometimes it is cut off.
 fn broken(whole: &[u8], dice: &mut Dice) -> Vec<u8> {
     let mut bytes = whole.to_vec();
     for _ in 0..1 + dice.roll(4) {

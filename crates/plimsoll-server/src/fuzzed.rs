@@ -1,5 +1,5 @@
-//! The readers of request bodies and of MCP servers' answers, without connections and without an engine's answer. Only
-//! `plimsoll-fuzz` uses this.
+//! The parsers of request bodies and of MCP servers' answers, without connections and without an engine's answer. Only `plimsoll-fuzz` uses
+//! this.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::state::model::ModelState;
 use crate::transcriptions::Task;
 use crate::{chat, completions, messages, ollama, pooling, responses, transcriptions};
 
-/// What can be asked.
+/// The routes whose bodies can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
     /// `/v1/completions`
@@ -51,7 +51,7 @@ pub enum Route {
 }
 
 impl Route {
-    /// All of them.
+    /// All routes.
     pub const ALL: [Self; 15] = [
         Self::Completions,
         Self::Chat,
@@ -75,23 +75,23 @@ impl Route {
 pub struct Bodies(Arc<ModelState>);
 
 impl Bodies {
-    /// The readers for a model.
+    /// Makes the readers for a model.
     ///
     /// # Errors
-    /// What contradicts itself in the configuration.
+    /// A contradiction in the configuration.
     pub fn new(served: Served, config: ServerConfig) -> Result<Self, ServeError> {
         ModelState::new(served, config).map(Self)
     }
 
-    /// Takes a body apart, and makes a prompt of it where nothing has to be fetched for that: what a text worker does.
+    /// Parses a body, and makes a prompt of it if nothing must be fetched for that: the work of a text worker.
     ///
     /// # Errors
-    /// Status and words of the refusal.
+    /// Status and message of the refusal.
     pub fn read(&self, route: Route, bytes: &[u8]) -> Result<(), (u16, String)> {
         self.take(route, bytes).map_err(|error| (error.status.as_u16(), error.message))
     }
 
-    /// Bytes of bodies in flight that are held: none between two bodies.
+    /// Returns the bytes that the budget of bodies in flight holds: none between two bodies.
     pub fn held(&self) -> u64 {
         self.0.server.bytes.used()
     }

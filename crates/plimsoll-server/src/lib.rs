@@ -1,12 +1,12 @@
 //! The HTTP face of Plimsoll: OpenAI's, Anthropic's and Ollama's APIs, embeddings and reranking, tokenize, health, metrics and the memory page.
 //!
-//! A request's way: [`serve`] accepts a connection, `body` reads it under a byte budget, `fields` takes it apart
-//! field by field, `chat`, `completions`, `messages`, `responses` or `ollama` turn it into engine requests (on a blocking thread, never on the event
-//! loop), `conversation` submits them and reads what the engine answers. The API's own `respond` writes a whole answer, its `stream_writer` the
+//! The path of a request: [`serve`] accepts a connection, `body` reads the body under a byte budget, `fields` parses it field by field.
+//! `chat`, `completions`, `messages`, `responses` or `ollama` turn it into engine requests (on a blocking thread, never on the event loop).
+//! `conversation` submits these and reads the engine's output. The API's own `respond` writes a whole answer, its `stream_writer` the
 //! events of a stream.
 //!
-//! A server of several models (`models`) reads a body first to know which it asks for, has that one loaded if it is not, and hands the
-//! request to its handlers, which are the same.
+//! A server with several models (`models`) first reads a body to find the requested model, and loads it if necessary. Then it passes the
+//! request to that model's handlers, which are the same.
 //!
 //! **Architecture invariant:** nothing here computes tokens or holds device memory, and nothing here grows with what a
 //! client sends beyond the numbers in [`ServerConfig`]. An unknown field is named in a header, refused or left out (`--unknown-fields`); a value that is not supported is refused.

@@ -1,4 +1,4 @@
-//! Chat's messages and template options: checked and bounded.
+//! Parses chat's messages and template options, and bounds their size.
 
 use plimsoll_text::Ending;
 use serde_json::value::RawValue;
@@ -72,7 +72,7 @@ pub(crate) fn conversation(fields: &mut Fields<'_>, state: &ModelState) -> ApiRe
     Ok(conversation)
 }
 
-/// Whether and how hard the model shall think: this server's fields, Ollama's `think` and OpenRouter's `reasoning`.
+/// Reads whether the model reasons and with which effort, from this server's fields, Ollama's `think` and OpenRouter's `reasoning`.
 fn thinking(fields: &mut Fields<'_>) -> ApiResult<(Option<bool>, Option<String>)> {
     let mut on = fields.take::<bool>("enable_thinking")?;
     let mut effort = fields.take::<String>("reasoning_effort")?;
@@ -127,7 +127,7 @@ fn message(mut fields: Fields<'_>, media: &mut MediaParser<'_>, arguments: &mut 
     }
     let calls = tool_calls(&mut fields, arguments)?;
     let content = content(&mut fields, media)?;
-    // An answer may have been cut before its first word.
+    // An answer may have been truncated before its first word.
     let nothing = (role == "assistant").then(|| if calls.is_some() { Value::Null } else { "".into() });
     let Some(content) = content.or(nothing) else {
         let param = fields.param("content");
@@ -143,15 +143,14 @@ fn message(mut fields: Fields<'_>, media: &mut MediaParser<'_>, arguments: &mut 
             message.insert(name.into(), text.into());
         }
     }
-    // The same under the name that newer servers give it; templates know the older one.
+    // The same text under the name of newer servers; templates use the older name.
     if let Some(text) = fields.take::<String>("reasoning")? {
         message.entry("reasoning_content").or_insert_with(|| text.into());
     }
     cache_control(&mut fields)?;
-    // OpenAI's client sends what it has read in an answer's text back beside it. Where a text comes from is not a part
-    // of it.
+    // OpenAI's client sends back parsed values with an answer's text. They and the sources of a text are not part of it.
     fields.hints(&["parsed", "annotations", "provider_specific_fields", "reasoning_details"]);
-    // What servers put into answers and clients send back unchanged: empty, these say nothing.
+    // Fields that servers put into answers and clients send back unchanged: they have no effect when empty.
     for name in ["refusal", "audio", "function_call"] {
         fields.only(name, &["[]", "\"\""])?;
     }
@@ -159,8 +158,7 @@ fn message(mut fields: Fields<'_>, media: &mut MediaParser<'_>, arguments: &mut 
     Ok(Value::Object(message))
 }
 
-/// Content. Text parts become one text, joined by line breaks as in vLLM. With media, the content stays a list of
-/// parts.
+/// Takes the content. Text parts become one text, joined by line breaks as in vLLM. With media, the content stays a list of parts.
 fn content(fields: &mut Fields<'_>, media: &mut MediaParser<'_>) -> ApiResult<Option<Value>> {
     let path = fields.param("content");
     let Some(raw) = fields.raw("content") else {
@@ -195,7 +193,7 @@ fn content(fields: &mut Fields<'_>, media: &mut MediaParser<'_>) -> ApiResult<Op
     Ok(Some(content))
 }
 
-/// Tool calls of an earlier answer, with their arguments as objects, which is what templates expect.
+/// Takes tool calls of an earlier answer, with their arguments as objects, as templates expect them.
 pub(crate) fn tool_calls(fields: &mut Fields<'_>, parsed: &mut Arguments) -> ApiResult<Option<Value>> {
     let param = fields.param("tool_calls");
     let Some(mut calls) = fields.json("tool_calls")? else {
@@ -213,14 +211,14 @@ pub(crate) fn tool_calls(fields: &mut Fields<'_>, parsed: &mut Arguments) -> Api
     Ok(Some(calls))
 }
 
-/// Checks a call for what templates take for granted.
+/// Checks the fields of a call on which templates rely.
 fn tool_call(param: &str, call: &mut Value, parsed: &mut Arguments) -> ApiResult<()> {
     let wrong = |name: &str, what: &str| {
         let param = format!("{param}{name}");
         Err(ApiError::invalid(&param, format!("{param} {what}")))
     };
     if call["type"] == "custom" {
-        // Templates know functions.
+        // Templates only support functions.
         let Some(input) = call["custom"]["input"].as_str() else {
             return wrong(".custom.input", "must be a text");
         };
@@ -244,7 +242,7 @@ fn tool_call(param: &str, call: &mut Value, parsed: &mut Arguments) -> ApiResult
         return wrong(".type", "must be `function` or `custom`");
     }
     if let Some(call) = call.as_object_mut() {
-        // What streams carry and templates do not know.
+        // A field of streams that templates do not use.
         call.remove("index");
     }
     let arguments = &mut call["function"]["arguments"];

@@ -8,7 +8,7 @@ use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;
 use crate::state::model::ModelState;
 
-/// Takes a body apart. Runs on a text worker.
+/// Parses a body. Runs on a text worker.
 pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<ChatRequest> {
     let mut fields = Fields::of_body(body)?;
     let newer = fields.has("max_completion_tokens");
@@ -18,7 +18,7 @@ pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<ChatRequest> {
     let conversation = conversation(&mut fields, state)?;
     fields.only("echo", &["false"])?;
     fields.only("modalities", &["[\"text\"]"])?;
-    // Gateways write these, too: reasoning is apart from content here, in streams as well.
+    // Gateways send these, too: this server always separates reasoning from content, also in streams.
     fields.only("separate_reasoning", &["true"])?;
     fields.only("stream_reasoning", &["true"])?;
     let why = "this server answers in text and by the served model alone";

@@ -37,7 +37,7 @@ struct Choice<'a> {
 #[derive(Serialize)]
 struct Message<'a> {
     role: &'static str,
-    /// Null where there are only calls or reasoning.
+    /// Null if the message has only calls or reasoning.
     content: Option<String>,
     refusal: Option<&'a str>,
     /// Reasoning under DeepSeek's field name (`reasoning_content`) and under vLLM's (`reasoning`).
@@ -64,7 +64,7 @@ impl Message<'_> {
     }
 }
 
-/// The whole answer.
+/// Returns the whole answer.
 pub(crate) fn whole(mut request: ActiveRequest, mut collected: Vec<Collected>) -> Response {
     let held = request.take_held();
     let submission = &request.submission;
@@ -107,7 +107,7 @@ struct Reply {
     calls: Vec<Call>,
 }
 
-/// One call of a whole reply, in OpenAI's shape.
+/// One call of a whole reply, in OpenAI's form.
 #[derive(Debug, Serialize)]
 struct Call {
     id: String,
@@ -119,7 +119,7 @@ struct Call {
     custom: Option<CustomCall>,
 }
 
-/// A call of a tool that takes a text.
+/// A call of a tool whose input is plain text.
 #[derive(Debug, Serialize)]
 struct CustomCall {
     name: String,

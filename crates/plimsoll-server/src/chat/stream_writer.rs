@@ -10,7 +10,7 @@ use crate::conversation::reply_reader::{Part, ReplyEnd, ReplyReader};
 use crate::conversation::stream::StreamWriter;
 use crate::http::sse::Events;
 
-/// The stream's state.
+/// The state of a streamed chat answer.
 pub(crate) struct ChatStream {
     choices: Vec<ReplyReader>,
 }
@@ -69,7 +69,7 @@ struct Call<'a> {
     custom: Option<CustomCall<'a>>,
 }
 
-/// A call of a tool that takes a text.
+/// A call of a tool whose input is plain text.
 #[derive(Serialize)]
 struct CustomCall<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -123,7 +123,7 @@ fn send(request: &ActiveRequest, choices: &[Choice<'_>], usage: Option<Option<Us
     });
 }
 
-/// The usage field of a chunk that is not the last.
+/// Returns the usage field of a chunk that is not the last.
 fn usage(request: &ActiveRequest, so_far: Option<Usage>) -> Option<Option<Usage>> {
     let common = &request.submission.common;
     if common.continuous_usage { Some(so_far) } else { common.include_usage.then_some(None) }

@@ -8,7 +8,7 @@ use crate::conversation::tools::{Custom, ToolChoice, ToolList, ToolUse, checked_
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, MAX_NODES, cache_control, wrong};
 
-/// Takes the fields. None without tools, and where the client wants no call: the tools are then kept from the model.
+/// Takes the fields. Returns none without tools, or if the client allows no call: the model then does not see the tools.
 pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<Option<ToolUse>> {
     let choice = fields.raw("tool_choice");
     let parallel = parallel_of(fields)?;
@@ -26,7 +26,7 @@ pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<Option<ToolUse>> {
             continue;
         }
         let name = tool(fields)?;
-        // For the template, the tool is what the client sent, but for marks that say nothing of it.
+        // The template gets the tool as the client sent it, but without cache marks.
         let mut sent: Map<String, Value> = serde_json::from_str(raw.get()).map_err(|e| wrong(&param, &e))?;
         unmark(&mut sent);
         sent.get_mut("function").and_then(Value::as_object_mut).map(unmark);
@@ -36,7 +36,7 @@ pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<Option<ToolUse>> {
     Ok(tools.used(choice.unwrap_or(Some(ToolChoice::Auto)), parallel))
 }
 
-/// Takes a mark out. What is left keeps its order.
+/// Removes a cache mark. The other fields keep their order.
 fn unmark(sent: &mut Map<String, Value>) {
     sent.retain(|name, _| name != "cache_control");
 }
@@ -52,13 +52,13 @@ fn tool(mut fields: Fields<'_>) -> ApiResult<String> {
     function.take::<String>("description")?;
     function.take::<bool>("strict")?;
     checked_schema(&mut function, "parameters")?;
-    // Some put it here.
+    // Some clients put the mark here.
     cache_control(&mut function)?;
     function.finish()?;
     Ok(name)
 }
 
-/// Takes a tool that takes a text, and makes its function.
+/// Takes a tool whose input is plain text, and makes a function of it.
 fn custom(fields: &mut Fields<'_>) -> ApiResult<(Custom, Value)> {
     fields.raw("type");
     let (param, raw) = fields.needed("custom")?;
@@ -68,7 +68,7 @@ fn custom(fields: &mut Fields<'_>) -> ApiResult<(Custom, Value)> {
     Ok(taken)
 }
 
-/// None for no calls.
+/// Reads the tool choice. Returns none if the model may call no tool.
 fn choice(raw: &RawValue, tools: &mut ToolList) -> ApiResult<Option<ToolChoice>> {
     let param = "tool_choice";
     if raw.get().starts_with('"') {
@@ -91,7 +91,7 @@ fn choice(raw: &RawValue, tools: &mut ToolList) -> ApiResult<Option<ToolChoice>>
     tools.named(&format!("tool_choice.{kind}.name"), name).map(Some)
 }
 
-/// Some of the tools, of which a call may or must be.
+/// Reads a choice among some of the tools, with an optional or a required call.
 fn allowed(raw: Option<&RawValue>, tools: &mut ToolList) -> ApiResult<Option<ToolChoice>> {
     let param = "tool_choice.allowed_tools";
     let raw = raw.ok_or_else(|| ApiError::invalid(param, format!("{param} is missing")))?;
@@ -112,7 +112,7 @@ fn allowed(raw: Option<&RawValue>, tools: &mut ToolList) -> ApiResult<Option<Too
     tools.allow("tool_choice.allowed_tools.mode", &mode, &names)
 }
 
-/// The name in `function` or `custom`, which is all that is left.
+/// Returns the name in `function` or `custom`, the only field that is left.
 fn tool_name(mut fields: Fields<'_>, kind: &str) -> ApiResult<String> {
     let param = fields.param(kind);
     let function = fields.raw(kind);

@@ -1,4 +1,4 @@
-//! `POST /infill`, llama.cpp's: what stands between `input_prefix` and `input_suffix`.
+//! `POST /infill`, llama.cpp's: generates the text between `input_prefix` and `input_suffix`.
 
 use std::sync::Arc;
 
@@ -66,11 +66,11 @@ pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<Submission> {
     Ok(submission)
 }
 
-/// An answer in the making.
+/// An answer in progress.
 struct Reply {
     clock: Clock,
     text: String,
-    /// Why it ended, and the stop string that did it.
+    /// The finish reason, and the stop string that ended it.
     end: Option<(FinishReason, Option<String>)>,
 }
 
@@ -87,7 +87,7 @@ struct Answer<'a> {
     last: Option<Last<'a>>,
 }
 
-/// What the last piece says.
+/// The fields of the last piece.
 #[derive(Serialize)]
 struct Last<'a> {
     stop_type: &'static str,
@@ -172,6 +172,6 @@ impl StreamWriter for Reply {
         out.push(&self.last(request, ""));
     }
 
-    /// The last piece is known by its `stop`.
+    /// The last piece is recognized by its `stop`.
     fn end(&self, _out: &mut Events) {}
 }

@@ -10,7 +10,7 @@ use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;
 use crate::state::model::ModelState;
 
-/// Generated tokens when the client names no number, as OpenAI and vLLM have it.
+/// Generated tokens if the client names no number, as in OpenAI's API and vLLM.
 const DEFAULT_MAX_TOKENS: u32 = 16;
 
 /// Parses and tokenizes. `body.held` grows by the texts of token ids that are echoed. Runs on a text worker.
@@ -55,7 +55,7 @@ fn submission(
     })
 }
 
-/// A gap has no text that could be told again as one.
+/// Refuses to echo or report the prompt with `suffix`: this prompt has no plain text that could be repeated.
 fn check_suffix(common: &Common, echo: bool) -> ApiResult<()> {
     for (name, given) in [("echo", echo), ("prompt_logprobs", common.prompt_logprobs.is_some())] {
         if given {
@@ -65,7 +65,7 @@ fn check_suffix(common: &Common, echo: bool) -> ApiResult<()> {
     Ok(())
 }
 
-/// Prompts that ask for what stands between each of the texts and the suffix.
+/// Makes prompts that ask for the text between each of the inputs and the suffix.
 fn gaps(input: PromptInput, state: &ModelState, gap: &Gap<'_>) -> ApiResult<Vec<TokenizedPrompt>> {
     check_count(input.count(), state)?;
     let prefixes: Vec<Vec<u32>> = match input {
@@ -101,7 +101,7 @@ fn check(common: &Common, echo: bool) -> ApiResult<()> {
     Ok(())
 }
 
-/// `echo`: prompts keep their text, and this share of the byte budget grows by it.
+/// Tokenizes the prompts. `echo`: prompts keep their text, and this share of the byte budget grows by it.
 fn prompts(
     input: PromptInput,
     state: &ModelState,

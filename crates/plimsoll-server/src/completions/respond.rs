@@ -26,12 +26,12 @@ pub(crate) struct Choice<'a> {
     pub prompt_logprobs: Option<PromptReport>,
 }
 
-/// An echo, if there is one, and the text after it.
+/// Writes an echo, if there is one, and the text after it.
 fn in_one<S: Serializer>([echo, text]: &[&str; 2], serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(&format_args!("{echo}{text}"))
 }
 
-/// The answer around its choices.
+/// The answer with its choices.
 #[derive(Debug, Serialize)]
 pub(crate) struct Answer<'a> {
     pub id: &'a str,
@@ -51,7 +51,7 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// The whole answer.
+/// Returns the whole answer.
 pub(crate) fn whole(mut request: ActiveRequest, collected: Vec<Collected>) -> Response {
     let held = request.take_held();
     let choices: Vec<_> = collected.iter().enumerate().map(|(i, choice)| one(&request, i, choice)).collect();

@@ -9,31 +9,31 @@ use crate::conversation::logprobs::CompletionLogprobs;
 use crate::conversation::stream::StreamWriter;
 use crate::http::sse::Events;
 
-/// The stream's state.
+/// The state of a streamed completion.
 pub(crate) struct CompletionStream {
     choices: Vec<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Characters of an echo, which comes before the tokens' own text.
+    /// The number of characters of an echo before the tokens' own text.
     before: usize,
     /// Reports of the prompt's tokens, kept until they are complete and the echo can go out.
     prompt: Vec<TokenLogprobs>,
     started: bool,
 }
 
-/// Whether the answer repeats its prompts.
+/// Returns whether the answer repeats its prompts.
 fn echoes(request: &ActiveRequest) -> bool {
     request.submission.prompts.iter().any(|prompt| prompt.echo.is_some())
 }
 
-/// Whether the echo must wait for the prompt's log-probabilities.
+/// Returns whether the echo must wait for the prompt's log-probabilities.
 fn echo_waits(request: &ActiveRequest) -> bool {
     echoes(request) && request.submission.logprobs.is_some()
 }
 
-/// `begun`: there is usage to report.
+/// Sends a piece of a choice. `begun`: whether there is usage to report.
 fn send(request: &ActiveRequest, choice: Choice<'_>, begun: bool, out: &mut Events) {
     let common = &request.submission.common;
     let so_far = begun.then(|| request.usage());

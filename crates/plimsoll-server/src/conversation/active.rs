@@ -1,5 +1,5 @@
-//! An active request: reads the engine's outboxes until all choices have ended, one has failed, or time is up. Dropping
-//! it drops the readers, which aborts the choices that still run.
+//! An active request: reads the engine's outboxes until all choices have ended, one has failed, or time is up. Dropping it drops the
+//! readers, which aborts the choices that still run.
 
 use std::future::pending;
 use std::pin::Pin;
@@ -43,7 +43,7 @@ pub(crate) enum Event {
     Failed(ApiError),
 }
 
-/// What a request waits for.
+/// The occurrences that a request waits for.
 enum Occurrence {
     Choice(Option<(usize, Delta)>),
     Cancelled,
@@ -115,8 +115,8 @@ impl ActiveRequest {
         }
     }
 
-    /// Begins another turn of the model with a prompt of its own. The turn is admitted like a request: limits, budget,
-    /// queue. Only the first turn is refused while the server drains.
+    /// Begins another turn of the model with a new prompt. The turn is admitted like a request: limits, budget, queue. Only the first turn
+    /// is refused while the server drains.
     pub fn resume(&mut self, submission: Submission, api: &'static str) -> Result<(), ApiError> {
         let mut bytes = submission.reserve_answer_bytes(&self.state)?;
         let now = Instant::now();
@@ -139,7 +139,7 @@ impl ActiveRequest {
         Ok(())
     }
 
-    /// Completes when the request must end while no turn of the model runs: it was cancelled, or is late, or the server ends. Cancel-safe.
+    /// Completes when the request must end while no turn of the model runs: it was cancelled, is late, or the server stops. Cancel-safe.
     pub async fn interrupted(&mut self) -> ApiError {
         let error = tokio::select! {
             biased;
@@ -151,17 +151,17 @@ impl ActiveRequest {
         error
     }
 
-    /// From now on holds exactly `bytes` of the byte budget for the output of the turns so far.
+    /// Changes the reserved bytes to exactly `bytes` for the output of the turns so far.
     pub fn hold_exactly(&mut self, bytes: u64) -> Result<(), ApiError> {
         self.bytes.hold_exactly(bytes)
     }
 
-    /// Records that the model's turn has ended and the request goes on.
+    /// Records that the model's turn has ended and the request continues.
     pub fn turn_ended(&mut self) {
         self.log.turn_ended();
     }
 
-    /// Records that a request has finished that went on after a turn of the model.
+    /// Records the end of a request that continued after a turn of the model.
     pub fn record_finish(&mut self) {
         self.record(&Event::Done);
     }
@@ -171,7 +171,8 @@ impl ActiveRequest {
         self.record(&Event::Failed(error));
     }
 
-    /// Hands every piece of output to `take`, with its choice, until all choices have ended; an error at the first that fails.
+    /// Calls `take` with each piece of output and its choice, until all choices have ended. Returns the error of the first choice that
+    /// fails.
     pub async fn each(&mut self, mut take: impl FnMut(&Self, usize, Delta)) -> Result<(), ApiError> {
         loop {
             match self.next().await {
@@ -182,10 +183,10 @@ impl ActiveRequest {
         }
     }
 
-    /// The next event. Cancel-safe.
+    /// Returns the next event. Cancel-safe.
     pub async fn next(&mut self) -> Event {
         let silence = self.last_output + self.state.server.config.silence_timeout;
-        // Ends come before output: a slow client always has output waiting.
+        // Ends are checked before output: a slow client always has output waiting.
         let occurrence = tokio::select! {
             biased;
             () = cancellation(self.guard.as_ref()) => Occurrence::Cancelled,
@@ -217,7 +218,7 @@ impl ActiveRequest {
         self.bytes.take()
     }
 
-    /// How reported tokens are spelled.
+    /// Returns the spelling of reported tokens.
     pub fn spelling(&self) -> Spelling<'_> {
         Spelling { tokenizer: &self.state.served.tokenizer, as_ids: self.submission.common.tokens_as_ids }
     }
@@ -228,7 +229,7 @@ impl ActiveRequest {
         self.state.server.panicked("writing the answer")
     }
 
-    /// Token counts so far.
+    /// Returns the token counts so far.
     pub fn usage(&self) -> Usage {
         self.tally.usage()
     }
@@ -266,7 +267,7 @@ async fn at(deadline: Option<Instant>) {
     }
 }
 
-/// The API's error for an error that the engine delivered.
+/// Returns the API's error for an error from the engine.
 pub(crate) fn failure(phase: &watch::Receiver<ServerPhase>, message: String, cause: Cause) -> ApiError {
     match *phase.borrow() {
         _ if cause == Cause::Memory => ApiError::unavailable(message, 5),
@@ -277,7 +278,7 @@ pub(crate) fn failure(phase: &watch::Receiver<ServerPhase>, message: String, cau
     }
 }
 
-/// The error of a request that took too long, in total or (`silent`) between two pieces of output.
+/// Returns the error of a request that took too long, in total or (`silent`) between two pieces of output.
 pub(crate) fn late(config: &ServerConfig, silent: bool) -> ApiError {
     let message = if silent {
         format!("the engine produced nothing for {} s", config.silence_timeout.as_secs())
@@ -288,7 +289,7 @@ pub(crate) fn late(config: &ServerConfig, silent: bool) -> ApiError {
     ApiError { code: Some("timeout"), ..ApiError::new(StatusCode::GATEWAY_TIMEOUT, message) }
 }
 
-/// The end of a failed request, for the log and the metrics.
+/// Returns how a failed request ended, for the log and the metrics.
 pub(crate) fn end_of(error: &ApiError, phase: ServerPhase) -> &'static str {
     match error.code {
         Some(CANCELLED) => "cancelled",
@@ -307,7 +308,7 @@ async fn cancellation(guard: Option<&RunningGuard>) {
     }
 }
 
-/// One reader as a stream. It is pulled, so a slow client costs nothing here.
+/// Makes a stream of one reader. It is pulled, so a slow client costs nothing here.
 fn outputs(choice: usize, reader: Reader) -> Pin<Box<dyn Stream<Item = (usize, Delta)> + Send>> {
     Box::pin(unfold(reader, move |mut reader| async move {
         let delta = reader.next().await?;

@@ -1,6 +1,5 @@
-//! Conversations for models with a chat template that lacks features of the APIs. Tools go into the system message, in
-//! Hermes's format, which is the field's plainest. Calls and results of the conversation become text the same way. The
-//! `developer` role becomes `system`.
+//! Conversations for models with a chat template that lacks features of the APIs. Tools go into the system message, in Hermes's format, the
+//! plainest of all. Calls and results of the conversation become text in the same way. The `developer` role becomes `system`.
 
 use std::borrow::Cow;
 
@@ -8,10 +7,10 @@ use serde_json::{Map, Value, json};
 
 use super::content::wrap;
 
-/// What OpenAI's `system` is called by now.
+/// The role that has replaced `system` in OpenAI's API.
 const DEVELOPER: &str = "developer";
 
-/// The messages with roles that a template of this source knows: most templates drop `developer` messages silently.
+/// Returns the messages with roles that a template of this source knows: most templates drop `developer` messages silently.
 pub(crate) fn roles<'a>(messages: &'a Value, template: &str) -> Cow<'a, Value> {
     let mut messages = Cow::Borrowed(messages);
     let speaks = messages.as_array().is_some_and(|all| all.iter().any(|message| message["role"] == DEVELOPER));
@@ -22,8 +21,8 @@ pub(crate) fn roles<'a>(messages: &'a Value, template: &str) -> Cow<'a, Value> {
     messages
 }
 
-/// The conversation with what later system messages say in the first one, in order: some templates refuse a system
-/// message anywhere else. None where there is no later one, or one that holds more than text.
+/// Returns the conversation with the texts of later system messages added to the first one, in order: some templates refuse a system
+/// message anywhere else. None if there is no later one, or if one has more than text.
 pub(crate) fn system_first(messages: &Value) -> Option<Value> {
     let speaks = |message: &Value| message["role"] == "system" || message["role"] == DEVELOPER;
     let all = messages.as_array()?;
@@ -47,7 +46,7 @@ pub(crate) fn system_first(messages: &Value) -> Option<Value> {
     Some(std::iter::once(first).chain(others).collect())
 }
 
-/// The conversation without tools, calls and results, all of them as text.
+/// Returns the conversation with tools, calls and results as text.
 pub(crate) fn without_tools(messages: &Value, tools: Option<&Value>) -> Value {
     let mut adapted: Vec<Value> = messages.as_array().into_iter().flatten().map(message).collect();
     if let Some(tools) = tools {
@@ -79,7 +78,7 @@ fn message(message: &Value) -> Value {
     Value::Object(object)
 }
 
-/// Adds to a message's text; a line break at the start of an empty one is dropped.
+/// Adds to a message's text. If the text is empty, leading white space of the addition is dropped.
 fn append(message: &mut Map<String, Value>, more: &str) {
     let content = message.entry("content").or_insert(Value::Null);
     let empty = content.as_array().is_none() && content.as_str().is_none_or(str::is_empty);

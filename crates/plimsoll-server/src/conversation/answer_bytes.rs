@@ -1,5 +1,4 @@
-//! Heap bytes of an answer until it is sent: the expected bytes are reserved before it begins, further ones as output
-//! comes.
+//! Heap bytes of an answer until it is sent: the expected bytes are reserved before it begins, further ones with the output.
 
 use plimsoll_engine::{Delta, TokenOut};
 
@@ -13,27 +12,27 @@ use crate::state::model::ModelState;
 /// Expected bytes for the text of one token in a whole answer.
 const PER_TOKEN: u64 = 64;
 
-/// A reported token: its record in a list that grew by doubling, and its id as JSON.
+/// Bytes of a reported token: its record in a list that grew by doubling, and its id as JSON.
 const PER_REPORT: u64 = 96;
 
-/// One reported alternative: its record, its text, and both as JSON that grew by doubling.
+/// Bytes of one reported alternative: its record, its text, and both as JSON that grew by doubling.
 const PER_ALTERNATIVE: u64 = 256;
 
-/// [`PER_ALTERNATIVE`] covers a text of [`SHORT`] bytes. Each further byte takes so much: as text, as bytes, and both
-/// as JSON that grew by doubling.
+/// Bytes for each further byte of an alternative's text beyond [`SHORT`] bytes, which [`PER_ALTERNATIVE`] covers: as text, as bytes, and
+/// both as JSON that grew by doubling.
 const PER_SPELLED: u64 = 12;
 
 /// Expected bytes of a token's text.
 const SHORT: usize = 4;
 
-/// One id of a prompt that the answer repeats.
+/// Bytes of one prompt id that the answer repeats.
 const PER_ID: u64 = 16;
 
-/// A text grows by doubling, and exists a second time while it is parsed. Its JSON grows by doubling too, and has
-/// reasoning twice.
+/// Copies of an answer's text. The text grows by doubling, and exists a second time while it is parsed. Its JSON grows by doubling too, and
+/// has reasoning twice.
 const COPIES: u64 = 4;
 
-/// An echo is written once, as JSON that grew by doubling.
+/// Copies of an echo, which is written once, as JSON that grew by doubling.
 const ECHOES: u64 = 2;
 
 fn alternatives(asked: Option<u32>) -> u64 {
@@ -41,15 +40,15 @@ fn alternatives(asked: Option<u32>) -> u64 {
 }
 
 impl Submission {
-    /// Bytes of the prompt that one answer repeats.
+    /// Returns the bytes of the prompt that one answer repeats.
     fn repeated(&self, prompt: &TokenizedPrompt) -> u64 {
         let ids = if self.common.return_token_ids { PER_ID } else { 0 };
         let echo = prompt.echo.as_ref().map_or(0, |text| ECHOES * json_bytes(text) as u64);
         echo + prompt.ids.len() as u64 * (ids + alternatives(self.prompt_logprobs))
     }
 
-    /// Reserves the bytes of the answer. Whole answers: all output, with a [`Meter`] for longer tokens than expected.
-    /// Streams: only what the reply parser may hold back, and one piece of output.
+    /// Reserves the bytes of the answer. Whole answers reserve all output, with a [`Meter`] for longer tokens than expected. Streams
+    /// reserve only the bytes that the reply parser may hold back, and one piece of output.
     pub fn reserve_answer_bytes(&self, state: &ModelState) -> ApiResult<AnswerBytes> {
         let n = u64::from(self.common.n);
         let repeated = self.prompts.iter().map(|prompt| self.repeated(prompt)).sum::<u64>();
@@ -96,7 +95,7 @@ pub(crate) struct AnswerBytes {
 }
 
 impl AnswerBytes {
-    /// Takes over the bytes that earlier turns hold.
+    /// Adds the bytes that earlier turns hold.
     pub fn join(&mut self, earlier: Option<Held>) {
         match (&mut self.held, earlier) {
             (Some(held), Some(earlier)) => held.join(earlier),
@@ -105,7 +104,7 @@ impl AnswerBytes {
         }
     }
 
-    /// From now on holds exactly `bytes` for the output of the turns so far, which is complete.
+    /// Changes the share to exactly `bytes` for the output of the turns so far, which is complete.
     ///
     /// # Errors
     /// The byte budget has no room for them.
@@ -114,7 +113,7 @@ impl AnswerBytes {
         self.held.as_mut().map_or(Ok(()), |held| held.become_bytes(bytes))
     }
 
-    /// Counts a piece of output. Of a stream nothing is counted: its pieces have bounded size.
+    /// Counts a piece of output. Streams are not counted: their pieces have bounded size.
     ///
     /// # Errors
     /// The byte budget has no room for it.
@@ -145,7 +144,7 @@ struct Meter {
     reserved: u64,
     /// Bytes of all output so far.
     used: u64,
-    /// Bytes beyond `reserved`.
+    /// The share for bytes beyond `reserved`.
     extra: Held,
     param: &'static str,
 }

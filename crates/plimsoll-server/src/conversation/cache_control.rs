@@ -1,4 +1,4 @@
-//! `cache_control` marks: which prefixes of a prompt a client wants kept, and for how long.
+//! `cache_control` marks: the prefixes of a prompt that a client wants to keep in the cache, and for how long.
 
 use arrayvec::ArrayVec;
 use plimsoll_engine::Pin;
@@ -6,20 +6,20 @@ use plimsoll_engine::cache::PAGE_TOKENS;
 
 use crate::state::model::ModelState;
 
-/// Bytes of a marked text that are looked for in the prompt.
+/// The most bytes at the end of a marked text that are searched for in the prompt.
 const END_BYTES: usize = 256;
-/// A mark so many bytes before the end of the prompt, or nearer, stands for all of it.
+/// A mark at most this many bytes before the end of the prompt stands for the whole prompt.
 const NEAR_BYTES: usize = 1024;
 
-/// A block that is marked.
+/// A mark on a block.
 #[derive(Clone, Debug)]
 struct Mark {
     minutes: u32,
-    /// The end of its text; empty if it has none.
+    /// The end of the block's text; empty if it has none.
     end: Box<str>,
 }
 
-/// The marks that decide what is kept: the last one, and the last of the longest time.
+/// The marks that decide which prefixes are kept: the last mark, and the last one with the longest time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Marks {
     last: Option<Mark>,
@@ -27,7 +27,7 @@ pub(crate) struct Marks {
 }
 
 impl Marks {
-    /// Adds a mark behind those before it, if there is one: for so many minutes, on a block with this text.
+    /// Adds a mark after the earlier ones, if `minutes` is set. `text`: the text of the marked block.
     pub fn add(&mut self, minutes: Option<u32>, text: &str) {
         let Some(minutes) = minutes else { return };
         let from = text.floor_char_boundary(text.len().saturating_sub(END_BYTES));
@@ -38,13 +38,13 @@ impl Marks {
         self.last = Some(mark);
     }
 
-    /// Whether there is one.
+    /// Returns whether there is a mark.
     pub fn any(&self) -> bool {
         self.last.is_some()
     }
 
-    /// The prefixes of a prompt that are pinned. A template may write a marked text otherwise; then the whole prompt is pinned, and so it
-    /// is for media. `text` and `ids`: the prompt.
+    /// Returns the prefixes of a prompt to pin. If a template writes a marked text otherwise, or the prompt has media, the whole prompt is
+    /// pinned. `text` and `ids`: the prompt.
     pub fn pins(
         &self,
         state: &ModelState,

@@ -16,7 +16,7 @@ pub(crate) struct Collected {
 }
 
 impl Collected {
-    /// Adds a piece of output; its tokens, if they are reported.
+    /// Adds a piece of output. `reports`: whether the answer reports its tokens.
     fn add(&mut self, delta: Delta, reports: bool) {
         self.text.push_str(&delta.text);
         if reports {
@@ -37,7 +37,7 @@ pub(crate) async fn collect(request: &mut ActiveRequest) -> Result<Vec<Collected
     Ok(collected)
 }
 
-/// Token ids of a choice, for `return_token_ids`.
+/// Returns the token ids of a choice, for `return_token_ids`.
 pub(crate) fn ids(tokens: &[TokenOut]) -> Vec<u32> {
     tokens.iter().map(|token| token.id).collect()
 }

@@ -1,4 +1,4 @@
-//! The durations that answers of Ollama's and llama.cpp's APIs carry.
+//! The durations in answers of Ollama's and llama.cpp's APIs.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
@@ -7,11 +7,11 @@ use serde::Serialize;
 
 use crate::conversation::active::Usage;
 
-/// When the steps of one request happened.
+/// The times of one request's steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Clock {
     arrived: Instant,
-    /// When the model was there.
+    /// The time at which the model was loaded.
     began: Instant,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
@@ -29,12 +29,12 @@ pub(crate) struct Counts {
 }
 
 impl Clock {
-    /// For a request to a model that is there now.
+    /// Starts the clock of a request whose model is loaded now.
     pub fn new(arrived: Instant) -> Self {
         Self { arrived, began: Instant::now(), first_token: None, last_token: None }
     }
 
-    /// Tokens have come.
+    /// Notes that this many tokens have arrived.
     pub fn tokens(&mut self, count: usize) {
         if count > 0 {
             let now = Instant::now();
@@ -43,17 +43,17 @@ impl Clock {
         }
     }
 
-    /// Nanoseconds since the request arrived.
+    /// Returns the nanoseconds since the request arrived.
     pub fn total(&self) -> u64 {
         nanoseconds(self.arrived, Instant::now())
     }
 
-    /// Nanoseconds until the model was there.
+    /// Returns the nanoseconds from the request's arrival until the model was loaded.
     pub fn load(&self) -> u64 {
         nanoseconds(self.arrived, self.began)
     }
 
-    /// Seconds that the prompt took, and the output.
+    /// Returns the seconds that the prompt took, and the output.
     pub fn seconds(&self) -> (f64, f64) {
         let first = self.first_token.unwrap_or_else(Instant::now);
         let last = self.last_token.unwrap_or(first);
@@ -61,7 +61,7 @@ impl Clock {
         (seconds(self.began, first), seconds(first, last))
     }
 
-    /// What the last line of Ollama's says.
+    /// Returns the counts for the last line of an answer of Ollama's.
     pub fn counts(&self, usage: Usage) -> Counts {
         let first = self.first_token.unwrap_or_else(Instant::now);
         Counts {
@@ -79,7 +79,7 @@ fn nanoseconds(from: Instant, to: Instant) -> u64 {
     u64::try_from(to.saturating_duration_since(from).as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// The time of day in UTC, as Ollama writes it.
+/// Returns the time of day in UTC, in Ollama's form.
 pub(crate) fn now() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     format!("{}.{:06}Z", strftime("%Y-%m-%dT%H:%M:%S", now.as_secs()), now.subsec_micros())

@@ -1,5 +1,5 @@
-//! What a message says, as templates know it: one text, or parts where there is more than text. Texts that follow each
-//! other are one, joined by a line break, whatever stands around them.
+//! A message's content in the form that templates expect: one text, or parts if there is more than text. Adjacent texts are joined by a
+//! line break, even among other parts.
 
 use serde_json::{Value, json};
 
@@ -16,7 +16,7 @@ pub(crate) fn add_text(content: &mut Value, text: &str) {
     }
 }
 
-/// Adds what stands for an image or a video.
+/// Adds the part for an image, a video or an audio clip.
 pub(crate) fn add_medium(content: &mut Value, medium: Value) {
     match content {
         Value::String(text) => *content = json!([text_part(text), medium]),
@@ -40,8 +40,7 @@ pub(crate) fn wrap(content: &mut Value, before: &str, after: &str) {
     }
 }
 
-/// Says nothing where a message has neither content nor calls, but reasoning before an answer that was cut: templates
-/// add texts.
+/// Sets an empty text as the content of a message that has only reasoning, before an answer that was cut off. Templates expect a text.
 pub(crate) fn reasoning_alone(message: &mut Value) {
     if message["content"].is_null() && message.get("tool_calls").is_none() {
         message["content"] = "".into();

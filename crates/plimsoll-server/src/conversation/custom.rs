@@ -1,5 +1,5 @@
-//! Custom tools: a model's call carries a text instead of an object. For the model such a tool is a function with one
-//! parameter, `input`. What the model writes as `{"input": "…"}` goes out as the text.
+//! Custom tools: a model's call carries a text instead of an object. For the model such a tool is a function with one parameter, `input`.
+//! The client gets the text in the model's `{"input": "…"}`.
 
 use plimsoll_grammar::ToolInput;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use crate::http::fields::Fields;
 /// The only parameter of the function.
 const PARAMETER: &str = "input";
 
-/// Bytes of arguments that are held because they do not begin with the parameter. Longer ones go out as they are.
+/// The most bytes of arguments that are held back because they do not begin with the parameter. Longer ones are passed on unchanged.
 pub(crate) const HELD_BYTES_MAX: usize = 16 << 10;
 
 /// Takes a tool's `name`, `description` and `format`, and makes the function that the model sees. `nested`: the grammar
@@ -60,7 +60,7 @@ fn grammar(mut fields: Fields<'_>) -> ApiResult<ToolInput> {
     }
 }
 
-/// The function that a model without custom tools knows how to call.
+/// Makes the function that stands for the tool: a model knows no custom tools.
 fn function(name: &str, description: Option<String>, input: Option<&ToolInput>) -> Value {
     let says = match input {
         None => "Any text.".to_owned(),
@@ -80,16 +80,16 @@ fn function(name: &str, description: Option<String>, input: Option<&ToolInput>) 
     json!({"type": "function", "function": function})
 }
 
-/// The arguments of a call with this input.
+/// Returns the arguments of a call with this input.
 pub(crate) fn arguments(input: &str) -> Value {
     json!({PARAMETER: input})
 }
 
-/// Reads the text out of a call's arguments while they come.
+/// Extracts the text from a call's arguments as they arrive.
 #[derive(Debug, Default)]
 pub(crate) struct InputReader {
     state: State,
-    /// What has not been read yet: the beginning, or a part of an escape.
+    /// Arguments that have not been decoded yet: the beginning, or a part of an escape.
     held: String,
 }
 
@@ -100,9 +100,9 @@ enum State {
     Head,
     Text,
     Done,
-    /// The arguments have another form: they are looked at when they are complete.
+    /// The arguments have another form: they are parsed when they are complete.
     Other,
-    /// They are too long for that.
+    /// The arguments are too long to be held back, and are passed on unchanged.
     Verbatim,
 }
 
@@ -134,7 +134,7 @@ impl InputReader {
         }
     }
 
-    /// The call has ended: the rest of its text.
+    /// Ends the call, and returns the rest of its text.
     pub fn finish(&mut self) -> String {
         let held = std::mem::take(&mut self.held);
         match std::mem::replace(&mut self.state, State::Done) {
@@ -144,12 +144,12 @@ impl InputReader {
                 }
                 _ => held,
             },
-            // A part of an escape is no character.
+            // An incomplete escape is not a character.
             State::Text | State::Done | State::Verbatim => String::new(),
         }
     }
 
-    /// Decodes what is held of the string, up to its end or to an escape that is not complete.
+    /// Decodes the held part of the string, up to its end or to an incomplete escape.
     fn text(&mut self) -> String {
         let mut out = String::new();
         let mut rest = self.held.as_str();
@@ -178,7 +178,8 @@ impl InputReader {
     }
 }
 
-/// Where the text begins behind `{"input": "`. `Some(None)`: more must come; none: the arguments begin differently.
+/// Returns the index after `{"input": "`, where the text begins. `Some(None)`: the beginning is incomplete; none: the arguments begin
+/// differently.
 fn begins(text: &str) -> Option<Option<usize>> {
     let mut rest = text;
     for mark in ["{", "\"input\"", ":", "\""] {
@@ -192,7 +193,7 @@ fn begins(text: &str) -> Option<Option<usize>> {
     Some(Some(text.len() - rest.len()))
 }
 
-/// Bytes of the escape at the beginning of a text, with both halves of a surrogate pair. None: it is not complete.
+/// Returns the bytes of the escape at the beginning of a text, with both halves of a surrogate pair. None if it is incomplete.
 fn escape(text: &str) -> Option<usize> {
     let bytes = text.as_bytes();
     if *bytes.get(1)? != b'u' {
@@ -210,7 +211,7 @@ fn escape(text: &str) -> Option<usize> {
             }
             Some(if matches!(code(6), Some(0xdc00..=0xdfff)) { 12 } else { 6 })
         }
-        // Not four digits: the characters up to there.
+        // Not four hexadecimal digits: the escape ends before them.
         None if !text.is_char_boundary(6) => Some(2),
         _ => Some(6),
     }

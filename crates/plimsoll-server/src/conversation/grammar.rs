@@ -14,11 +14,11 @@ use crate::conversation::output_format::{OutputFormat, grammar};
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::state::model::ModelState;
 
-/// What stands before an answer in harmony.
+/// The text before an answer in harmony.
 const HARMONY_FINAL: &str = "<|channel|>final<|message|>";
 
-/// The grammar of a reply. None if the request has no `response_format`, no required or strict tool and no reasoning
-/// budget: then nothing is compiled. Runs on a text worker.
+/// Makes the grammar of a reply. None if the request has no `response_format`, no required or strict tool and no reasoning budget. Runs on
+/// a text worker.
 pub(crate) fn grammar_of(
     state: &ModelState,
     tools: Option<&ToolUse>,
@@ -71,17 +71,17 @@ fn thinking(rules: &ReplyRules, budget: Option<ReasoningBudget>) -> ApiResult<Op
             let message = format!("{param} has no effect: the served model's reasoning has no tags");
             Err(ApiError::unsupported(param, message))
         }
-        // A model without reasoning keeps within any budget.
+        // A model without reasoning meets any budget.
         (None, _) => Ok(None),
     }
 }
 
-/// Text with calls in it. Arguments of strict tools match their schemas; arguments of other tools are JSON. None if the
-/// format has no such grammar: many clients mark all tools as strict, so this is not an error.
+/// Returns the grammar of text with calls in it. Arguments of strict tools match their schemas; arguments of other tools are JSON. None if
+/// the format has no such grammar: many clients mark all tools as strict, so this is not an error.
 fn within_text(state: &ModelState, tools: &ToolUse) -> ApiResult<Option<Source>> {
     let format = state.served.formats.tools;
     if format.filter(|format| forced_format(*format) == *format && is_held_in_text(*format)).is_none() {
-        // A grammar that the client gave is kept, or refused.
+        // A grammar from the client must be enforced or refused.
         return match tools.custom.iter().find(|custom| custom.input.is_some()) {
             None => Ok(None),
             Some(Custom { name, .. }) => {
@@ -96,20 +96,20 @@ fn within_text(state: &ModelState, tools: &ToolUse) -> ApiResult<Option<Source>>
     calls(state, tools, |function| function["strict"] == true).map(|calls| Some(Source::TextWithCalls(calls)))
 }
 
-/// Whether a grammar can hold the calls of this format where they stand in text.
+/// Returns whether a grammar can cover the calls of this format within text.
 fn is_held_in_text(format: ToolFormat) -> bool {
     match format {
         // Several markers begin a call, or none does.
         ToolFormat::Llama3 | ToolFormat::Granite | ToolFormat::Phi4Mini => false,
         // Calls are outside of the text.
         ToolFormat::Harmony => false,
-        // The model numbers its calls, and no style has numbers.
+        // The model numbers its calls, and a call style has no numbers.
         ToolFormat::KimiK2 => false,
         _ => true,
     }
 }
 
-/// The possible calls. `kept`: whether a function's arguments must match its schema.
+/// Returns the possible calls. `kept`: whether a function's arguments must match its schema.
 fn calls(state: &ModelState, tools: &ToolUse, kept: impl Fn(&Value) -> bool) -> ApiResult<ToolCalls> {
     let named = match &tools.choice {
         ToolChoice::Auto | ToolChoice::Required => None,
@@ -138,7 +138,7 @@ fn calls(state: &ModelState, tools: &ToolUse, kept: impl Fn(&Value) -> bool) -> 
     Ok(ToolCalls { tools: list, several, style: style(format, arguments_marker) })
 }
 
-/// The schema of a function's arguments. One without `parameters` takes none, as OpenAI defines it.
+/// Returns the schema of a function's arguments. A function without `parameters` takes none, as OpenAI defines it.
 fn parameters(function: &Value) -> Value {
     match &function["parameters"] {
         Value::Null => json!({"type": "object", "properties": {}, "additionalProperties": false}),
@@ -196,7 +196,7 @@ fn style(format: ToolFormat, arguments_marker: bool) -> CallStyle {
     }
 }
 
-/// Calls as a list of JSON objects.
+/// The style of calls as a list of JSON objects.
 fn list(marker: &'static str, open: &'static str, close: &'static str) -> CallStyle {
     let (before, between) = ("{\"name\": \"", "\", \"arguments\": ");
     CallStyle { marker, open, before, between, after: "}", next: ", ", close }
@@ -208,7 +208,7 @@ mod tests {
 
     use super::*;
 
-    /// What a grammar lets a model write, the reader of its format takes for calls.
+    /// The reader of a format must recognize all calls that the format's grammar allows.
     #[test]
     fn forced_calls_are_read_in_every_format() {
         use ToolFormat as F;

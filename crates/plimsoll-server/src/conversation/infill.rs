@@ -7,11 +7,11 @@ use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::{Fields, MAX_NODES};
 use crate::state::model::ModelState;
 
-/// What llama.cpp calls a repository without a name, and the file that the gap is in.
+/// llama.cpp's names for a repository without a name, and for the file with the gap.
 const REPOSITORY: &str = "myproject\n";
 const FILE: &str = "filename\n";
 
-/// Another file that the model may look at.
+/// Another file in the prompt, as context for the gap.
 #[derive(Debug)]
 pub(crate) struct Extra {
     name: String,
@@ -21,18 +21,18 @@ pub(crate) struct Extra {
 /// The texts around the gap.
 #[derive(Debug, Default)]
 pub(crate) struct Gap<'a> {
-    /// After the gap, and the field that holds it.
+    /// The text after the gap, and the field that holds it.
     pub suffix: &'a str,
     pub suffix_param: &'static str,
     pub extra: &'a [Extra],
-    /// What stands in the gap already.
+    /// The text that already begins the gap's content.
     pub begun: &'a str,
 }
 
-/// The model's tokens for it; `param` is the field that asks.
+/// Returns the model's fill-in-the-middle tokens; `param` is the field that needs them.
 ///
 /// # Errors
-/// 400 where the model has none.
+/// 400 if the model has no such tokens.
 pub(crate) fn tokens<'a>(state: &'a ModelState, param: &str) -> ApiResult<&'a FimTokens> {
     state.served.tokenizer.fim().ok_or_else(|| {
         let name = &state.served.names[0];
@@ -43,14 +43,14 @@ pub(crate) fn tokens<'a>(state: &'a ModelState, param: &str) -> ApiResult<&'a Fi
     })
 }
 
-/// The ids of a prompt before and after the text that the gap follows.
+/// The ids of a prompt before and after the text that precedes the gap.
 pub(crate) struct Frame {
     before: Vec<u32>,
     after: Vec<u32>,
 }
 
 impl Frame {
-    /// The prompt for a gap after `prefix`.
+    /// Returns the prompt for a gap after `prefix`.
     pub fn ids(&self, state: &ModelState, prefix: &[u32]) -> ApiResult<Vec<u32>> {
         let ids = [&self.before, prefix, &self.after].concat();
         state.check_length("prompt", ids.len())?;
@@ -59,14 +59,14 @@ impl Frame {
 }
 
 impl Gap<'_> {
-    /// What stands around the text before the gap. Special tokens that the texts spell are text. Runs on a text worker.
+    /// Returns the ids around the text before the gap. Special tokens in the texts are plain text. Runs on a text worker.
     pub fn frame(&self, state: &ModelState) -> ApiResult<Frame> {
         let fim = tokens(state, self.suffix_param)?;
         let mut before = state.served.tokenizer.prefix_ids().to_vec();
         self.files(state, fim, &mut before)?;
         before.push(fim.prefix);
         let mut after = vec![fim.suffix];
-        // Only the first of pieces is read as if a blank stood before it, which no gap has.
+        // Some tokenizers read the first piece as if a blank stood before it, which a gap does not have. So the first piece is empty.
         after.extend(state.encode_plain(self.suffix_param, &["", self.suffix])?);
         after.push(fim.middle);
         if !self.begun.is_empty() {
@@ -75,7 +75,7 @@ impl Gap<'_> {
         Ok(Frame { before, after })
     }
 
-    /// Other files, as the model was taught to read them, or one after the other.
+    /// Adds other files in the form of the model's training, or one after the other.
     fn files(&self, state: &ModelState, fim: &FimTokens, ids: &mut Vec<u32>) -> ApiResult<()> {
         const PARAM: &str = "input_extra";
         if self.extra.is_empty() {
@@ -105,7 +105,7 @@ pub(crate) fn extra(fields: &mut Fields<'_>) -> ApiResult<Vec<Extra>> {
         let mut file = Fields::of(format!("{path}[{i}]"), raw)?;
         let name = file.take::<String>("filename")?.unwrap_or_else(|| "tmp".into());
         let text = file.required("text")?;
-        // When the client looked at it.
+        // The time at which the client last used the file.
         file.hints(&["time"]);
         file.finish()?;
         Ok(Extra { name, text })

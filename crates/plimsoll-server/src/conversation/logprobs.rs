@@ -1,4 +1,4 @@
-//! Log-probabilities in the shapes of three APIs: completions, chat, and vLLM's prompt report.
+//! Log-probabilities in the forms of three APIs: completions, chat, and vLLM's prompt report.
 
 use plimsoll_engine::{TokenLogprobs, TokenOut};
 use plimsoll_text::{Detokenizer, Tokenizer};
@@ -14,11 +14,11 @@ fn finite(logprob: f32) -> f32 {
     if logprob.is_finite() { logprob.max(LEAST) } else { LEAST }
 }
 
-/// How tokens are spelled.
+/// The spelling of tokens in reports.
 #[derive(Clone, Copy)]
 pub(crate) struct Spelling<'a> {
     pub tokenizer: &'a Tokenizer,
-    /// As `token_id:123` instead of their text.
+    /// Whether tokens are spelled as `token_id:123` instead of their text.
     pub as_ids: bool,
 }
 
@@ -27,19 +27,19 @@ fn id_key(id: u32) -> String {
 }
 
 impl Spelling<'_> {
-    /// What the token is spelled with.
+    /// Returns the bytes of the token's text.
     pub fn bytes(&self, id: u32) -> &[u8] {
         // A model's vocabulary may be padded beyond its tokenizer's.
         if (id as usize) < self.tokenizer.vocab_size() { self.tokenizer.token_bytes(id) } else { &[] }
     }
 
-    /// The token's text; bytes that are no whole characters become U+FFFD.
+    /// Returns the token's text; bytes that are not whole characters become U+FFFD.
     pub fn text(&self, id: u32) -> String {
         if self.as_ids { id_key(id) } else { String::from_utf8_lossy(self.bytes(id)).into_owned() }
     }
 
-    /// The token's text as completions' `logprobs` spell it: bytes that are no whole characters as `bytes:\xf0\x9f`, as
-    /// OpenAI does, so that two such tokens differ.
+    /// Returns the token's text in the form of completions' `logprobs`. Bytes that are not whole characters are spelled as
+    /// `bytes:\xf0\x9f`, as OpenAI does, so that two such tokens differ.
     fn key(&self, id: u32) -> String {
         match std::str::from_utf8(self.bytes(id)) {
             Ok(text) if !self.as_ids => text.to_owned(),
@@ -85,8 +85,8 @@ impl CompletionLogprobs {
         }
     }
 
-    /// Adds an echoed prompt. Returns the number of characters of its text. A character of several tokens is one, and
-    /// stands where the first of them does.
+    /// Adds an echoed prompt. Returns the number of characters of its text. A character of several tokens counts once, at the position of
+    /// the first of them.
     pub fn add_prompt(&mut self, spelling: Spelling<'_>, prompt: &TokenizedPrompt, reports: &[TokenLogprobs]) -> usize {
         let (mut chars, mut text, mut detokenizer) = (0, String::new(), Detokenizer::new(false));
         for (index, (id, report)) in prompt.ids.iter().zip(reports).enumerate() {
@@ -122,7 +122,7 @@ impl CompletionLogprobs {
 #[derive(Debug, Serialize)]
 pub(crate) struct ChatLogprobs {
     pub content: Vec<ChatToken>,
-    /// Always null: nothing here refuses.
+    /// Always null: this server has no refusals.
     refusal: Option<Vec<ChatToken>>,
 }
 
@@ -169,7 +169,7 @@ struct PromptToken(Vec<(u32, PromptAlternative)>);
 #[derive(Debug, Serialize)]
 struct PromptAlternative {
     logprob: f32,
-    /// Place among all tokens, from 1; null when it is beyond the reported ones.
+    /// The token's rank among all tokens, from 1; null if it is beyond the reported ones.
     rank: Option<usize>,
     decoded_token: String,
 }

@@ -1,5 +1,5 @@
-//! One conversation: a request of Chat, Messages, Responses, Ollama's chat or transcriptions. Each API parses its own body and
-//! writes its own reply. The code between is here: prompt, grammar, submission, reply parsing.
+//! One conversation: a request of Chat, Messages, Responses, Ollama's chat or transcriptions. Each API parses its own body and writes its
+//! own reply. The code between is here: prompt, grammar, submission, reply parsing.
 
 pub(crate) mod active;
 mod adapt;
@@ -42,49 +42,48 @@ use crate::state::model::ModelState;
 pub(crate) struct ChatRequest {
     pub conversation: Conversation,
     pub common: Common,
-    /// Alternatives per generated token, when asked for.
+    /// Alternatives per generated token, if requested.
     pub logprobs: Option<u32>,
-    /// Let the tokenizer add its own special tokens; templates bring theirs.
+    /// Whether the tokenizer adds its own special tokens; templates write them themselves.
     pub add_special: bool,
     pub include_reasoning: bool,
     pub budget: Option<ReasoningBudget>,
-    /// How ids of tool calls begin in this API.
+    /// The beginning of tool call ids in this API.
     pub call_prefix: &'static str,
     /// The field that holds the number of tokens to generate, for errors.
     pub length_param: &'static str,
-    /// As in [`Submission`].
+    /// See [`Submission`].
     pub clamps_max_tokens: bool,
-    /// As in [`Submission`].
+    /// See [`Submission`].
     pub repeats_output: bool,
-    /// Leave out the oldest turns of a conversation that is longer than the context.
+    /// Whether the oldest turns of a conversation longer than the context are left out.
     pub drops_oldest: bool,
-    /// What the client marks for the cache.
+    /// The client's cache marks.
     pub marks: Marks,
 }
 
-/// Most reasoning tokens.
+/// A limit on reasoning tokens.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ReasoningBudget {
-    /// The field that asks for it.
+    /// The field that sets it.
     pub param: &'static str,
     pub tokens: u32,
 }
 
 impl ChatRequest {
-    /// Heap bytes of it, about.
+    /// Returns about the heap bytes of the request.
     pub fn bytes(&self) -> u64 {
         self.conversation.bytes() + self.common.bytes()
     }
 
-    /// Fetches media, then runs [`Self::prepare`] on a text worker. `held` is the byte share of the parsed body. It
-    /// becomes the submission's.
+    /// Fetches media, then runs [`Self::prepare`] on a text worker. `held` is the byte share of the parsed body, which the submission takes
+    /// over.
     pub async fn prepare_on_worker(self, state: &Arc<ModelState>, held: Held) -> ApiResult<Submission> {
         let (submission, ()) = self.prepare_on_worker_with(state, held, || (0, ())).await?;
         Ok(submission)
     }
 
-    /// As [`Self::prepare_on_worker`]. `extra` runs on the same worker once the prompt fits. Its first value is added
-    /// to the bytes held.
+    /// Like [`Self::prepare_on_worker`]. `extra` runs on the same worker once the prompt fits. Its first value is added to the bytes held.
     pub async fn prepare_on_worker_with<T: Send + 'static>(
         mut self,
         state: &Arc<ModelState>,
@@ -105,7 +104,7 @@ impl ChatRequest {
         state.server.on_text_worker(work).await
     }
 
-    /// Tokens of the context that the prompt may take. An answer without a length gets a quarter of the context.
+    /// Returns the most tokens of the prompt. An answer without a length gets a quarter of the context.
     fn room(&self, state: &ModelState) -> usize {
         let context = state.served.engine.limits().max_req_total_len;
         let answer = match self.common.max_tokens {
@@ -150,7 +149,7 @@ impl ChatRequest {
             pins,
             common,
         };
-        // Before any media are decoded.
+        // Checked before any media are decoded.
         submission.max_tokens(state, &submission.prompts[0])?;
         Ok(submission)
     }

@@ -10,7 +10,7 @@ use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::{Fields, MAX_NODES, check_nodes};
 use crate::state::threads::client_left;
 
-/// Most texts of a choice.
+/// The most texts of a choice.
 const MAX_CHOICES: usize = 1024;
 
 /// A requested output format.
@@ -42,18 +42,17 @@ impl OutputFormat {
         }
     }
 
-    /// Heap bytes of it, about.
+    /// Returns about the heap bytes of the format.
     pub fn bytes(&self) -> u64 {
         match &self.source {
             Source::JsonSchema(text) | Source::Regex(text) | Source::Lark(text) => text.capacity() as u64,
             Source::Choice(texts) => texts.iter().map(|text| (size_of::<String>() + text.capacity()) as u64).sum(),
-            // Made of the tools, which are counted with their conversation.
+            // These are made of the tools, whose bytes are counted with their conversation.
             Source::JsonObject | Source::Calls(_) | Source::TextWithCalls(_) | Source::CallsOr(..) => 0,
         }
     }
 
-    /// The grammar of this format, after the fixed text `prefix` and the model's reasoning, if any. Runs on a text
-    /// worker.
+    /// Returns the grammar of this format, after the fixed text `prefix` and the model's reasoning, if any. Runs on a text worker.
     pub fn grammar(
         &self,
         grammars: &Arc<Grammars>,
@@ -64,7 +63,7 @@ impl OutputFormat {
     }
 }
 
-/// The grammar of a source, of limited reasoning, or of both. Only on a text worker.
+/// Returns the grammar of a source, of limited reasoning, or of both. Only on a text worker.
 pub(crate) fn grammar(
     grammars: &Arc<Grammars>,
     param: &str,
@@ -75,7 +74,7 @@ pub(crate) fn grammar(
     match Guide::new(grammars, source, prefix, thinking, &CompileLimits::new(&client_left)) {
         Ok(guide) => Ok(Arc::new(guide)),
         Err(GrammarError::Invalid(reason)) => Err(ApiError::invalid(param, format!("{param}: {reason}"))),
-        // The client does not read it.
+        // The client has disconnected and does not read this error.
         Err(gone @ GrammarError::ClientDisconnected) => Err(ApiError::unavailable(gone.to_string(), 1)),
         Err(later @ (GrammarError::Full(_) | GrammarError::NoThread(_))) => {
             Err(ApiError::unavailable(later.to_string(), 1))
@@ -103,7 +102,7 @@ fn response_format(fields: &mut Fields<'_>) -> ApiResult<Option<Source>> {
     }
 }
 
-/// The Responses API's `text.format`, which is chat's `response_format` with one level less.
+/// Reads the Responses API's `text.format`: chat's `response_format` with one level less.
 pub(crate) fn text_format(raw: &RawValue) -> ApiResult<Option<Source>> {
     let mut format = Fields::of("text.format".into(), raw)?;
     let kind = format.take::<String>("type")?.unwrap_or_default();
@@ -122,7 +121,7 @@ fn plain_format(param: &str, kind: &str) -> ApiResult<Option<Source>> {
     }
 }
 
-/// A schema with its name and what else belongs to it.
+/// Takes a schema with its name, description and `strict`.
 fn named_schema(mut fields: Fields<'_>) -> ApiResult<Option<Source>> {
     let missing = |param: String| ApiError::invalid(&param, format!("{param} is missing"));
     let (name, schema_param) = (fields.param("name"), fields.param("schema"));
@@ -157,7 +156,7 @@ fn structured_outputs(fields: &mut Fields<'_>) -> ApiResult<Option<Source>> {
     }
 }
 
-/// A schema, as JSON or as text that holds JSON. It stays text, in which every number is exact.
+/// Takes a schema, as JSON or as a string of JSON. It stays text, which keeps every number exact.
 pub(crate) fn schema(fields: &mut Fields<'_>, name: &str) -> ApiResult<Option<String>> {
     let param = fields.param(name);
     let Some(raw) = fields.raw(name) else { return Ok(None) };
@@ -172,7 +171,7 @@ pub(crate) fn schema(fields: &mut Fields<'_>, name: &str) -> ApiResult<Option<St
     Ok(Some(text))
 }
 
-/// llama.cpp's `grammar`.
+/// Takes llama.cpp's `grammar`.
 fn gbnf(fields: &mut Fields<'_>) -> ApiResult<Option<Source>> {
     let Some(text) = fields.take::<String>("grammar")?.filter(|text| !text.is_empty()) else { return Ok(None) };
     let lark = gbnf::to_lark(&text).map_err(|why| ApiError::invalid("grammar", format!("grammar (GBNF): {why}")))?;

@@ -1,4 +1,4 @@
-//! The fields that completions and chat share: how many, how long, how to sample, when to stop, what to report.
+//! The fields that completions and chat share: choices, length, sampling, stop conditions, reports.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,13 +19,13 @@ pub(crate) struct Common {
     pub model: String,
     pub n: u32,
     pub stream: bool,
-    /// End the stream with a usage chunk.
+    /// Whether the stream ends with a usage chunk.
     pub include_usage: bool,
-    /// Carry usage in every chunk.
+    /// Whether every chunk has the usage.
     pub continuous_usage: bool,
     pub max_tokens: Option<u32>,
     pub min_tokens: u32,
-    /// With the seed of the first choice, drawn when the client gave none; the others count up.
+    /// Sampling, with the seed of the first choice. The seed is drawn if the client sets none; further choices count up from it.
     pub sampling: SamplingParams,
     pub stop: Vec<String>,
     pub keep_stop: bool,
@@ -34,7 +34,7 @@ pub(crate) struct Common {
     pub skip_special_tokens: bool,
     pub prompt_logprobs: Option<u32>,
     pub return_token_ids: bool,
-    /// Spell tokens in log-probabilities as `token_id:123`.
+    /// Whether tokens in log-probabilities are spelled as `token_id:123`.
     pub tokens_as_ids: bool,
     /// The field `mtp`: allows speculation of any kind for this request. The answer is the same either way.
     pub speculate: bool,
@@ -82,21 +82,21 @@ impl Common {
 }
 
 impl Common {
-    /// Heap bytes of what has no bound of its own before the engine sees it, about.
+    /// Returns about the heap bytes of the fields that have no limit of their own before the engine checks them.
     pub fn bytes(&self) -> u64 {
         let stops = self.stop.iter().map(|stop| size_of::<String>() + stop.capacity()).sum::<usize>();
         let ids = self.stop_token_ids.capacity() * size_of::<u32>();
         (stops + ids) as u64 + self.output_format.as_ref().map_or(0, OutputFormat::bytes)
     }
 
-    /// For APIs that have fewer fields: takes the model, `stream` and the sampling fields. The rest is default.
+    /// For APIs with fewer fields: takes the model, `stream` and the sampling fields. The rest is default.
     pub fn take_few(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Self> {
         let model = model_name(fields, state)?;
         state.check_generates()?;
         Self::take_rest(model, fields, state)
     }
 
-    /// The same for transcripts.
+    /// Takes the same fields for transcripts.
     pub fn take_for_transcript(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Self> {
         let model = model_name(fields, state)?;
         state.check_writes()?;
@@ -112,7 +112,7 @@ impl Common {
         Ok(Self { speculate, cache_salt, ..Self::new(model, stream, sampling) })
     }
 
-    /// One choice, sampled like this; all else is default.
+    /// The fields of a request for one choice with this sampling; the rest is default.
     pub fn new(model: String, stream: bool, sampling: SamplingParams) -> Self {
         Self {
             model,
@@ -138,7 +138,7 @@ impl Common {
     }
 }
 
-/// A seed's sign is only its top bit here; every 64-bit pattern is a seed.
+/// Returns the seed. A negative seed is taken by its bits: every 64-bit pattern is a seed.
 pub(crate) fn seed_of(asked: Option<i64>, state: &ModelState) -> u64 {
     asked.map_or_else(|| state.server.ids.next(), |seed| seed as u64)
 }
@@ -187,7 +187,7 @@ fn stream(fields: &mut Fields<'_>) -> ApiResult<(bool, bool, bool)> {
 }
 
 fn max_tokens(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
-    // Other servers' names. -1 is no limit there.
+    // Names of other servers. -1 stands for no limit.
     let other = match fields.either::<i64>("n_predict", "num_predict")? {
         None | Some(-1) => None,
         Some(tokens) => Some(u32::try_from(tokens).map_err(|_| {
@@ -211,13 +211,13 @@ fn max_tokens(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
     }
 }
 
-/// `top_p`. OpenAI takes 0, which leaves the most probable token alone.
+/// Takes `top_p`. OpenAI accepts 0, which keeps only the most probable token.
 fn top_p(fields: &mut Fields<'_>) -> ApiResult<Option<f32>> {
     let asked = fields.number("top_p")?;
     Ok(asked.map(|top_p| if top_p == 0.0 { f32::MIN_POSITIVE } else { top_p }))
 }
 
-/// `repetition_penalty`, or llama.cpp's name of it.
+/// Takes `repetition_penalty`, or llama.cpp's name for it.
 fn repetition_penalty(fields: &mut Fields<'_>) -> ApiResult<Option<f32>> {
     match (fields.number("repetition_penalty")?, fields.number("repeat_penalty")?) {
         (Some(own), Some(other)) if own != other => {
@@ -228,7 +228,7 @@ fn repetition_penalty(fields: &mut Fields<'_>) -> ApiResult<Option<f32>> {
     }
 }
 
-/// Takes the fields that say how a token is drawn; the seed aside.
+/// Takes the sampling fields, except the seed.
 pub(crate) fn sampling(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<SamplingParams> {
     let defaults = state.served.sampling;
     let params = SamplingParams {
@@ -254,14 +254,14 @@ pub(crate) fn sampling(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult
     Ok(params)
 }
 
-/// Whether what ends a text is part of it: vLLM's name, and SGLang's, which gateways write beside whatever a client has
-/// said.
+/// Returns whether the text that ends an output stays part of it. Takes vLLM's field, and SGLang's, which gateways add whatever the client
+/// asks for.
 fn keep_stop(fields: &mut Fields<'_>) -> ApiResult<bool> {
     let [vllm, sglang] = ["include_stop_str_in_output", "no_stop_trim"].map(|name| fields.take(name));
     Ok(vllm?.unwrap_or(false) || sglang?.unwrap_or(false))
 }
 
-/// How many alternatives of each token are reported: none, unless it is said.
+/// Returns how many alternatives of each token are reported, by default none.
 pub(crate) fn top_logprobs(asked: Option<u32>) -> ApiResult<u32> {
     let n = asked.unwrap_or(0);
     if n as usize > TOP_LOGPROBS_MAX {
@@ -297,7 +297,7 @@ const HINTS: [&str; 13] = [
     "reasoning_details",
 ];
 
-/// Fields that are metadata, that are true already, or that this server does not have and therefore refuses.
+/// Takes metadata, fields without an effect, and fields that this server does not support and refuses.
 fn refuse_the_rest(fields: &mut Fields<'_>) -> ApiResult<()> {
     for name in ["user", "safety_identifier", "prompt_cache_key"] {
         fields.take::<String>(name)?;
@@ -311,7 +311,7 @@ fn refuse_the_rest(fields: &mut Fields<'_>) -> ApiResult<()> {
     fields.only("length_penalty", &["1", "1.0"])?;
     fields.only("spaces_between_special_tokens", &["true"])?;
     fields.only("priority", &["0"])?;
-    // Gateways write this beside whatever a client has said.
+    // Gateways add this field whatever the client asks for.
     fields.only("return_hidden_states", &["false"])?;
     let guided = ["structural_tag", "guided_decoding_backend", "guided_whitespace_pattern"];
     fields.never(&guided, "use response_format, structured_outputs, or guided_json, _regex, _choice, _grammar")?;
@@ -321,11 +321,11 @@ fn refuse_the_rest(fields: &mut Fields<'_>) -> ApiResult<()> {
     fields.never(&["request_id"], "send it as the x-request-id header")
 }
 
-/// Stop strings that are read before the engine's own limit is applied: two bytes of a body may be one, which takes
-/// fifty.
+/// The most stop strings that are read before the engine's own limit is applied: two bytes of a body may be a stop string of fifty heap
+/// bytes.
 pub(crate) const STOPS_MAX: usize = 1024;
 
-/// Values in `metadata` that are read; OpenAI takes 16 pairs.
+/// The most values in `metadata` that are read; OpenAI takes 16 pairs.
 pub(crate) const METADATA_NODES_MAX: usize = 256;
 
 /// `stop`: a string or a list of strings.

@@ -1,4 +1,4 @@
-//! A conversation as a chat template expects it, and the prompt it becomes.
+//! A conversation in the form that chat templates expect, and its prompt.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const THINKING: [&str; 2] = ["enable_thinking", "thinking"];
 /// Template variable of the reasoning effort.
 const EFFORT: &str = "reasoning_effort";
 
-/// Known efforts.
+/// Known reasoning efforts.
 const EFFORTS: [&str; 7] = ["none", "minimal", "low", "medium", "high", "xhigh", "max"];
 
 /// A conversation's prompt, as text and as token ids.
@@ -43,18 +43,18 @@ const VALUE_BYTES: u64 = 112;
 pub(crate) struct Conversation {
     /// The field that holds the messages, for errors.
     pub param: &'static str,
-    /// As templates expect them: OpenAI's chat messages. Contents are text (or text and placeholders of media),
+    /// The messages in the form that templates expect: OpenAI's chat messages. Contents are text (or text and placeholders of media),
     /// arguments are objects.
     pub messages: Value,
     /// The media of the messages, in order.
     pub media: Vec<Medium>,
-    /// Documents. Their text is still to be read.
+    /// Documents whose text is still to be read.
     pub documents: Vec<Document>,
     pub tools: Option<ToolUse>,
     pub ending: Ending,
     /// Variables of the template.
     pub extra: Map<String, Value>,
-    /// The prompt, where no template writes it: a placeholder for each medium among its tokens.
+    /// The prompt, if no template writes it: token ids with a placeholder for each medium.
     pub tokens: Option<Vec<u32>>,
 }
 
@@ -66,7 +66,7 @@ impl Conversation {
         Self { param, messages, media, documents, tools, ending: Ending::Open, extra: Map::new(), tokens: None }
     }
 
-    /// Heap bytes of it, about.
+    /// Returns about the heap bytes of the conversation.
     pub fn bytes(&self) -> u64 {
         let tools = self.tools.iter().map(|tools| value_bytes(&tools.list));
         let media = self.media.iter().map(Medium::bytes).chain(self.documents.iter().map(Document::bytes));
@@ -74,20 +74,20 @@ impl Conversation {
         value_bytes(&self.messages) + tools.chain(media).chain(extra).sum::<u64>()
     }
 
-    /// Whether any of its media must be fetched, or a document read.
+    /// Returns whether any of its media must be fetched, or a document read.
     pub fn needs_fetch(&self) -> bool {
         !self.documents.is_empty() || self.media.iter().any(Medium::needs_fetch)
     }
 
-    /// Fetches media. `held` grows by their bytes, and by the bytes for reading their headers.
+    /// Fetches media and reads documents. `held` grows by their bytes, and by the bytes for reading media headers.
     pub async fn fetch(&mut self, state: &Arc<ModelState>, held: &mut Held) -> ApiResult<()> {
         media::fetch(state, &mut self.media, held).await?;
         documents::read(state, &mut self.messages, std::mem::take(&mut self.documents), held).await?;
-        // One file at a time is copied.
+        // Only one file at a time is copied.
         held.grow(self.media.iter().map(Medium::bytes).max().unwrap_or(0))
     }
 
-    /// The number of its prompt's tokens.
+    /// Returns the number of its prompt's tokens.
     pub async fn count(mut self, state: &Arc<ModelState>, mut held: Held) -> ApiResult<usize> {
         self.fetch(state, &mut held).await?;
         let own = Arc::clone(state);
@@ -119,7 +119,7 @@ impl Conversation {
         Ok(())
     }
 
-    /// Whether the client wants no reasoning.
+    /// Returns whether the client switches reasoning off.
     pub fn thinking_off(&self) -> bool {
         THINKING.iter().any(|name| self.extra.get(*name) == Some(&Value::Bool(false)))
     }
@@ -143,7 +143,7 @@ impl Conversation {
         Err(ApiError::invalid(self.param, message))
     }
 
-    /// Where the reply to a prompt starts: in reasoning, at the beginning, or in the answer.
+    /// Returns where the reply to a prompt starts: in reasoning, at the beginning, or in the answer.
     pub fn start(&self, reasoning: Option<ReasoningFormat>, prompt: &str) -> Start {
         let last = self.messages.as_array().and_then(|list| list.last()).and_then(last_text).unwrap_or_default();
         match self.ending {
@@ -159,8 +159,8 @@ impl Conversation {
         self.prompt_within(state, add_special, None)
     }
 
-    /// The same. If the prompt has more than `room` tokens, the oldest turns are left out. A conversation with media is
-    /// not shortened.
+    /// Renders and tokenizes the prompt. If it has more than `room` tokens, the oldest turns are left out. A conversation with media is not
+    /// shortened.
     pub fn prompt_within(
         &mut self,
         state: &ModelState,
@@ -203,7 +203,7 @@ impl Conversation {
         Ok(RenderedPrompt { text: guarded.plain(text), ids, media })
     }
 
-    /// The prompt of tokens that are there already.
+    /// Returns the prompt from given tokens.
     fn of_tokens(&mut self, state: &ModelState, ids: Vec<u32>) -> ApiResult<RenderedPrompt> {
         let spec = state.served.engine.media().ok_or_else(|| ApiError::unsupported("model", TRANSCRIBES_ONLY))?;
         let mut media = media::measure_all(state, spec, std::mem::take(&mut self.media))?;
@@ -213,9 +213,9 @@ impl Conversation {
         Ok(RenderedPrompt { text: String::new(), ids, media })
     }
 
-    /// What `write` makes of the messages. If that takes more than `room` tokens, the fewest of the oldest turns are
-    /// left out so that it fits, and removed. A turn begins with a user message; the last turn and the system messages
-    /// at the beginning stay. The number of calls of `write` is logarithmic in the number of turns.
+    /// Returns the result of `write` for the messages. If it has more than `room` tokens, the fewest possible of the oldest turns are
+    /// removed so that it fits. A turn begins with a user message; the last turn and the system messages at the beginning stay. The number
+    /// of calls of `write` is logarithmic in the number of turns.
     fn fitting(
         &mut self,
         room: Option<usize>,
@@ -245,7 +245,7 @@ impl Conversation {
                 false => too_few = middle + 1,
             }
         }
-        // One that still does not fit gets its error here or from the caller.
+        // A conversation that still does not fit gets its error here or from the caller.
         let (Some(written), Value::Array(list)) = (shortest, &mut self.messages) else { return write(self) };
         let cut = turns[enough];
         list.drain(head..cut);
@@ -253,7 +253,7 @@ impl Conversation {
         written
     }
 
-    /// What `write` makes of the messages without those in the range.
+    /// Returns the result of `write` for the messages without those in the range.
     fn without<T>(&mut self, range: Range<usize>, write: impl Fn(&Self) -> T) -> T {
         let start = range.start;
         let dropped: Vec<Value> =
@@ -265,8 +265,8 @@ impl Conversation {
         written
     }
 
-    /// Refuses options that the template does not know: they would change nothing. The switch and the effort of
-    /// reasoning are always taken. They have no effect on a model without them.
+    /// Refuses options that the template does not know: they would have no effect. The reasoning switch and effort are always accepted.
+    /// They have no effect on a model without them.
     fn check_extra(&self, template: &str) -> ApiResult<()> {
         let empty = |value: &Value| value.as_array().is_some_and(Vec::is_empty);
         let known = |name: &str| name == EFFORT || THINKING.contains(&name) || template.contains(name);
@@ -281,8 +281,8 @@ impl Conversation {
         Err(ApiError::unsupported(param, message))
     }
 
-    /// The rendered template of a conversation with media. A template that writes none of their placeholders gets the
-    /// placeholders as text: it was made for text alone.
+    /// Renders the template of a conversation with media. A template that writes none of their placeholders gets the placeholders as text:
+    /// it was made for text alone.
     fn render_media(
         &self,
         state: &ModelState,
@@ -299,7 +299,7 @@ impl Conversation {
         }
     }
 
-    /// The rendered template.
+    /// Renders the template.
     fn render(&self, state: &ModelState, messages: &Value, tools: Option<&Value>) -> ApiResult<String> {
         let Some(template) = &state.served.template else { return Ok(String::new()) };
         let template = template.when(tools.is_some());
@@ -322,13 +322,13 @@ impl Conversation {
     }
 }
 
-/// The text that a message ends with.
+/// Returns the text at the end of a message.
 fn last_text(message: &Value) -> Option<&str> {
     let content = &message["content"];
     content.as_str().or_else(|| content.as_array()?.last()?["text"].as_str())
 }
 
-/// Heap bytes of a JSON value, about.
+/// Returns about the heap bytes of a JSON value.
 pub(crate) fn value_bytes(value: &Value) -> u64 {
     VALUE_BYTES
         + match value {

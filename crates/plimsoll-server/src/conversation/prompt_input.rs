@@ -31,7 +31,7 @@ impl<'de> Deserialize<'de> for PromptInput {
     }
 }
 
-/// As [`PromptInput`], with `inputs` in errors.
+/// A [`PromptInput`] whose errors name `inputs`.
 pub(crate) struct Inputs(pub PromptInput);
 
 impl<'de> Deserialize<'de> for Inputs {
@@ -40,7 +40,7 @@ impl<'de> Deserialize<'de> for Inputs {
     }
 }
 
-/// Holds the noun for errors.
+/// Has the noun for errors.
 struct PromptVisitor(&'static str);
 
 impl<'de> Visitor<'de> for PromptVisitor {
@@ -87,7 +87,7 @@ impl<'de> Visitor<'de> for PromptVisitor {
     }
 }
 
-/// The first element of a list decides what the rest must be.
+/// The first element of a list, which decides the type of the others.
 enum Element {
     Text(String),
     Id(u32),

@@ -13,18 +13,18 @@ use super::tools::{Custom, ToolChoice, forced_format};
 use crate::http::ids::Ids;
 use crate::state::model::ModelState;
 
-/// How the replies of one request are read and shown.
+/// The rules by which the replies of one request are read and shown.
 #[derive(Clone, Debug)]
 pub(crate) struct ReplyRules {
     pub spec: Spec,
     pub include_reasoning: bool,
-    /// At most one call. Text after it is dropped.
+    /// Whether there is at most one call. Text after it is dropped.
     one_call: bool,
-    /// The grammar allows calls only: other text is a call that was cut before its name.
+    /// Whether the grammar allows calls only: other text is then a call that was cut before its name.
     only_calls: bool,
-    /// How ids of calls begin. None: short ids without a prefix.
+    /// The beginning of call ids. None: short ids without a prefix.
     call_prefix: Option<&'static str>,
-    /// Tools that take a text.
+    /// Tools whose input is plain text.
     custom: Arc<[Custom]>,
 }
 
@@ -41,7 +41,7 @@ impl ReplyRules {
         call_prefix: &'static str,
     ) -> Self {
         let formats = &state.served.formats;
-        // A model whose reasoning cannot be switched off reasons anyway, and its reply is parsed so.
+        // A model whose reasoning cannot be switched off reasons anyway, and its reply is parsed accordingly.
         let thinks = |format: &ReasoningFormat| *format == ReasoningFormat::Harmony || format.opened_by(prompt);
         let reasoning = formats.reasoning(conversation.tools.is_some());
         let reasoning = reasoning.filter(|format| !conversation.thinking_off() || thinks(format));
@@ -64,7 +64,7 @@ impl ReplyRules {
         Self { spec, include_reasoning, one_call, only_calls, call_prefix, custom }
     }
 
-    /// The rules for text that is shown as it comes: no reasoning, no calls.
+    /// The rules for text that is shown as it arrives: no reasoning, no calls.
     pub fn plain() -> Self {
         Self {
             spec: Spec::default(),
@@ -76,7 +76,7 @@ impl ReplyRules {
         }
     }
 
-    /// Special tokens of the model that the reply parser needs as text.
+    /// Returns the model's special tokens that the reply parser needs as text.
     pub fn kept_special_ids(&self, state: &ModelState) -> Vec<u32> {
         let tokenizer = &state.served.tokenizer;
         let tools = self.spec.tools.iter().flat_map(|(format, _)| format.markers());
@@ -88,7 +88,7 @@ impl ReplyRules {
         ids
     }
 
-    /// Bytes that reading one reply may hold back.
+    /// Returns the bytes that reading one reply may hold back.
     pub fn reading_bytes(&self) -> u64 {
         let input = if self.custom.is_empty() { 0 } else { custom::HELD_BYTES_MAX };
         (self.spec.held_bytes_max() + input) as u64
@@ -108,11 +108,11 @@ pub(crate) struct ReplyReader {
     only_calls: bool,
     call_prefix: Option<&'static str>,
     custom: Arc<[Custom]>,
-    /// The text of the running call, if its tool takes one.
+    /// Extracts the text of the running call, if its tool takes plain text.
     input: Option<InputReader>,
-    /// Calls that have begun.
+    /// The number of calls that have begun.
     calls: usize,
-    /// A stop string has cut a call.
+    /// Whether a stop string has cut a call.
     cut: bool,
     over: bool,
     reasoning_tokens: u64,
@@ -123,22 +123,22 @@ pub(crate) struct ReplyReader {
 /// Tokens that the parser may hold back while it waits for the end of a marker.
 const UNDECIDED_MAX: usize = 64;
 
-/// The span of a reply that is all content.
+/// The span of a reply without a parser: all of it is content.
 const WHOLE: Range<usize> = 0..usize::MAX;
 
-/// Whether a reply continues.
+/// Whether and how a reply has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReplyEnd {
     /// More may come.
     No,
-    /// It has ended.
+    /// The reply has ended.
     Yes,
-    /// A stop string has ended it.
+    /// A stop string has ended the reply.
     Stopped,
 }
 
 impl ReplyEnd {
-    /// From the finish reason, if there is one, and the stop string that ended the reply.
+    /// Converts the finish reason, if there is one, and the stop string that ended the reply.
     pub fn of(finish: Option<FinishReason>, stop_string: Option<&str>) -> Self {
         match (finish, stop_string) {
             (None, _) => Self::No,
@@ -153,7 +153,7 @@ impl ReplyEnd {
 pub(crate) enum Part {
     Reasoning(String),
     Content(String),
-    /// `custom`: its arguments are a text.
+    /// The beginning of a call. `custom`: its arguments are a text.
     Call {
         index: usize,
         id: String,
@@ -185,7 +185,7 @@ impl ReplyReader {
         }
     }
 
-    /// Parses more of the reply, and its end.
+    /// Parses more of the reply. `end`: whether it ends there.
     pub fn read(&mut self, text: String, end: ReplyEnd, ids: &Ids) -> Vec<Part> {
         let Some(parser) = &mut self.parser else {
             return if text.is_empty() { Vec::new() } else { vec![Part::Content(text)] };
@@ -231,12 +231,12 @@ impl ReplyReader {
         }
     }
 
-    /// The byte span in the reply of each [`Part::Content`] that was read last.
+    /// Returns the byte span in the reply of each [`Part::Content`] of the last read.
     pub fn spans(&self) -> &[Range<usize>] {
         self.parser.as_ref().map_or(std::slice::from_ref(&WHOLE), ReplyParser::spans)
     }
 
-    /// Bytes of the reply that were read, and bytes up to the last one that is decided: content, or not.
+    /// Returns the number of bytes of the reply that were read, and of those already assigned to content or to something else.
     pub fn taken_and_past(&self) -> (usize, usize) {
         self.parser.as_ref().map_or((usize::MAX, 0), |parser| (parser.taken(), parser.past()))
     }
@@ -256,17 +256,17 @@ impl ReplyReader {
         }
     }
 
-    /// Tokens that were reasoning.
+    /// Returns the number of reasoning tokens.
     pub fn reasoning_tokens(&self) -> u64 {
         self.reasoning_tokens
     }
 
-    /// Whether the reply has called a tool.
+    /// Returns whether the reply has called a tool.
     pub fn has_called(&self) -> bool {
         self.calls > 0
     }
 
-    /// OpenAI's finish reason.
+    /// Returns OpenAI's finish reason.
     pub fn finish_name(&self, reason: FinishReason) -> &'static str {
         match reason {
             FinishReason::Stop if self.has_called() && !self.cut => "tool_calls",

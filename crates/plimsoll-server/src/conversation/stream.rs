@@ -20,7 +20,7 @@ use crate::http::budget::Held;
 use crate::http::error::ApiError;
 use crate::http::sse::{self, Events};
 
-/// What a stream is sent with.
+/// The headers of a stream.
 pub(crate) type StreamHeaders = [(HeaderName, HeaderValue); 3];
 
 /// Writes the stream of one API.
@@ -43,11 +43,11 @@ pub(crate) trait StreamWriter: Send + 'static {
     fn fail(&mut self, _request: &ActiveRequest, error: &ApiError, out: &mut Events) {
         out.error(error);
     }
-    /// Writes the terminator, after success and failure. Empty if the API's last event has a name of its own.
+    /// Writes the terminator, after success and failure. Empty if the API's last event has its own name.
     fn end(&self, out: &mut Events) {
         out.done();
     }
-    /// Waits for the next event and writes it. True if it was the last. Cancel-safe.
+    /// Waits for the next event and writes it. Returns true if it was the last. Cancel-safe.
     fn write_next(&mut self, request: &mut ActiveRequest, out: &mut Events) -> impl Future<Output = bool> + Send {
         async move {
             match request.next().await {
@@ -68,7 +68,7 @@ pub(crate) trait StreamWriter: Send + 'static {
     }
 }
 
-/// The last bytes of a stream, with the shares of the byte budget that are given back when they are sent.
+/// The last bytes of a stream, with the shares of the byte budget that are released when they are sent.
 struct Last<S> {
     bytes: Bytes,
     _writer: S,
@@ -87,7 +87,7 @@ struct StreamBody<S> {
     opened: bool,
 }
 
-/// The streamed answer.
+/// Returns the streamed answer.
 pub(crate) fn response<S: StreamWriter>(request: ActiveRequest, writer: S) -> Response {
     let body = StreamBody { request, writer, opened: false };
     let stream = unfold(Some(body), move |body| async move {
@@ -106,7 +106,7 @@ pub(crate) fn response<S: StreamWriter>(request: ActiveRequest, writer: S) -> Re
         if !ended {
             return Some((Ok::<_, Infallible>(out.into_bytes()), Some(body)));
         }
-        // The request ends before the last bytes are handed over. Its byte shares are given back when they are sent.
+        // The request ends before the last bytes are handed over. Its byte shares are released when these are sent.
         let StreamBody { mut request, writer, .. } = body;
         let held = [request.take_held(), request.submission.held_prompt.take()];
         drop(request);
@@ -121,7 +121,7 @@ impl<S: StreamWriter> StreamBody<S> {
         self.writer.end(out);
     }
 
-    /// Waits until there is something to send. True if it is the last.
+    /// Waits until there is something to send. Returns true if it is the last.
     async fn advance(&mut self, out: &mut Events) -> bool {
         if !std::mem::replace(&mut self.opened, true) {
             self.writer.open(&self.request, out);

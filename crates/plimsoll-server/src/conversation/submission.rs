@@ -14,17 +14,17 @@ use crate::media::Measured;
 use crate::state::model::ModelState;
 use crate::state::record::Entry;
 
-/// One prompt as token ids; with its text when the answer repeats it.
+/// One prompt as token ids; with its text if the answer repeats it.
 #[derive(Debug)]
 pub(crate) struct TokenizedPrompt {
     pub ids: Vec<u32>,
     pub echo: Option<String>,
-    /// How many special tokens the tokenizer added before the text and after it.
+    /// The numbers of special tokens that the tokenizer added before and after the text.
     pub around: (usize, usize),
 }
 
 impl TokenizedPrompt {
-    /// Whether a token is part of the text.
+    /// Returns whether a token is part of the text.
     pub fn has_text(&self, index: usize) -> bool {
         let (before, after) = self.around;
         (before..self.ids.len().saturating_sub(after)).contains(&index)
@@ -36,11 +36,11 @@ impl TokenizedPrompt {
 pub(crate) struct Submission {
     pub prompts: Vec<TokenizedPrompt>,
     pub common: Common,
-    /// Alternatives per generated token, when asked for.
+    /// Alternatives per generated token, if requested.
     pub logprobs: Option<u32>,
-    /// Alternatives per prompt token, when asked for or needed for an echo.
+    /// Alternatives per prompt token, if requested or needed for an echo.
     pub prompt_logprobs: Option<u32>,
-    /// Generated tokens when the client names no number; none for the rest of the context.
+    /// Generated tokens if the client names no number; none for the rest of the context.
     pub default_max_tokens: Option<u32>,
     /// The field that holds the prompt, for errors.
     pub prompt_param: &'static str,
@@ -50,7 +50,7 @@ pub(crate) struct Submission {
     pub kept_special_ids: Vec<u32>,
     /// The grammar that replies must match.
     pub grammar: Option<Arc<dyn Grammar>>,
-    /// How replies are read.
+    /// The rules by which replies are read.
     pub rules: ReplyRules,
     /// The share of the byte budget that the prompts hold until the answer is complete.
     pub held_prompt: Option<Held>,
@@ -60,22 +60,22 @@ pub(crate) struct Submission {
     pub held_files: Option<Held>,
     /// The decoded media, which the placeholders of the one prompt stand for.
     pub media: Vec<MediaItem>,
-    /// If the client asks for more tokens than the context has left, the request is cut to that rest.
+    /// Whether a client's limit beyond the rest of the context is reduced to that rest.
     pub clamps_max_tokens: bool,
-    /// The stream repeats its whole output at its end, so bytes are reserved as for a whole answer.
+    /// Whether the stream repeats its whole output at its end; bytes are then reserved as for a whole answer.
     pub repeats_output: bool,
-    /// Prefixes of the one prompt that the cache is to keep.
+    /// Prefixes of the one prompt that the cache must keep.
     pub pins: ArrayVec<Pin, { Pin::MOST }>,
 }
 
 impl Submission {
-    /// One text to continue, in `prompt`, with as many tokens as the context has left.
+    /// A submission of one text to continue, in the field `prompt`, with as many tokens as the context has left.
     pub fn of_text(common: Common, ids: Vec<u32>, state: &ModelState) -> ApiResult<Self> {
         state.check_length("prompt", ids.len())?;
         Self::of_prompts(common, vec![TokenizedPrompt { ids, echo: None, around: (0, 0) }], state)
     }
 
-    /// Texts to continue, in `prompt`, without a conversation.
+    /// A submission of texts to continue, in the field `prompt`, without a conversation.
     pub fn of_prompts(mut common: Common, prompts: Vec<TokenizedPrompt>, state: &ModelState) -> ApiResult<Self> {
         let format = common.output_format.take();
         let grammar = format.map(|format| format.grammar(&state.grammars, "", None)).transpose()?;
@@ -106,31 +106,31 @@ impl Submission {
         Ok(Self { repeats_output: true, ..Self::of_prompts(common, Vec::new(), state)? })
     }
 
-    /// Heap bytes of the prompts and parameters.
+    /// Returns the heap bytes of the prompts and parameters.
     pub fn bytes(&self) -> u64 {
         let of =
             |prompt: &TokenizedPrompt| size_of_val(prompt.ids.as_slice()) + prompt.echo.as_ref().map_or(0, String::len);
         self.common.bytes() + self.prompts.iter().map(|prompt| of(prompt) as u64).sum::<u64>()
     }
 
-    /// Sequences that this request generates: `n` for each prompt.
+    /// Returns the number of sequences that this request generates: `n` for each prompt.
     pub fn choices(&self) -> usize {
         self.prompts.len().saturating_mul(self.common.n as usize)
     }
 
-    /// The prompt that a choice belongs to.
+    /// Returns the prompt of a choice.
     pub fn prompt(&self, choice: usize) -> &TokenizedPrompt {
         &self.prompts[choice / self.common.n as usize]
     }
 
-    /// Whether the answer reports each token.
+    /// Returns whether the answer reports each token.
     pub fn reports_tokens(&self) -> bool {
         self.logprobs.is_some() || self.common.return_token_ids
     }
 
-    /// The number of tokens to generate. A prompt that does not fit into the context gets its error here.
-    /// [`ChatRequest::prepare`](super::ChatRequest::prepare) calls it first, before media are decoded. `start` calls it
-    /// again for the value. The engine's `Request::check` repeats the check for callers without a server.
+    /// Returns the number of tokens to generate, or an error if the prompt does not fit into the context.
+    /// [`ChatRequest::prepare`](super::ChatRequest::prepare) calls it first, before media are decoded. `start` calls it again for the
+    /// value. The engine's `Request::check` repeats the check for callers without a server.
     pub fn max_tokens(&self, state: &ModelState, prompt: &TokenizedPrompt) -> ApiResult<u32> {
         let context = u64::from(state.served.engine.limits().max_req_total_len);
         let in_prompt = prompt.ids.len() as u64;
@@ -140,7 +140,7 @@ impl Submission {
         let least = if self.clamps_max_tokens { 1 } else { asked.unwrap_or(1) };
         let needed = if echo_only { 0 } else { u64::from(least) };
         if in_prompt + needed > context {
-            // Clients look for these words, and then shorten the conversation.
+            // Clients look for this text, and then shorten the conversation.
             let message = match self.clamps_max_tokens {
                 true => format!(
                     "prompt is too long: {in_prompt} tokens > {} maximum, which leaves {needed} of this model's {context} for the answer",
@@ -159,7 +159,7 @@ impl Submission {
         Ok(asked.map_or(most, |asked| if self.clamps_max_tokens { asked.min(most) } else { asked }))
     }
 
-    /// This request's line in the trace. None if requests are not recorded.
+    /// Begins this request's line in the trace. None if requests are not recorded.
     pub fn record(&self, state: &ModelState, api: &'static str) -> Option<Entry> {
         let recorder = state.server.recorder.as_ref().filter(|_| !self.prompts.is_empty())?;
         let common = &self.common;

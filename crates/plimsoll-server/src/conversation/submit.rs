@@ -13,8 +13,8 @@ use crate::media;
 use crate::state::model::ModelState;
 
 impl Submission {
-    /// Decodes the media and submits one engine request per choice. `id` is the one that the client will see. When the
-    /// engine refuses a request, those before it are dropped, hence aborted.
+    /// Decodes the media and submits one engine request per choice. `id` is the id in the answer. If the engine refuses a request, the
+    /// earlier ones are dropped, which aborts them.
     pub async fn start(mut self, state: &Arc<ModelState>, id: String, api: &'static str) -> ApiResult<ActiveRequest> {
         self.decode(state).await?;
         let bytes = self.reserve_answer_bytes(state)?;
@@ -84,7 +84,7 @@ impl Submission {
         }
     }
 
-    /// The engine's errors name `prompt` and `max_tokens`. Each API has its own names for these fields.
+    /// Replaces the engine's field names `prompt` and `max_tokens` in an error with those of the API.
     fn named(&self, mut error: ApiError) -> ApiError {
         match error.param.as_deref() {
             Some("prompt") => error.param = Some(self.prompt_param.into()),

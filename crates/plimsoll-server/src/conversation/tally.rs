@@ -30,7 +30,7 @@ impl Tally {
         }
     }
 
-    /// Another turn. Its tokens are added to those of earlier turns.
+    /// Begins another turn. Its tokens are added to those of earlier turns.
     pub fn turn(&mut self, prompt_tokens: u64, choices: usize, n: usize) {
         let usage = self.usage();
         let speculation = usage.speculation.map_or((0, 0), |of| (of.drafted, of.accepted));

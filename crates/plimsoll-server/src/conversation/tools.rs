@@ -10,25 +10,25 @@ use serde_json::value::RawValue;
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, wrong};
 
-/// Most tools of one request.
+/// The most tools of one request.
 const MAX_TOOLS: usize = 128;
 
-/// Which calls the client wants.
+/// The calls that the client asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ToolChoice {
-    /// As the model decides.
+    /// The model decides whether to call a tool.
     Auto,
-    /// At least one.
+    /// At least one call.
     Required,
-    /// Exactly one, of this tool.
+    /// Exactly one call, of this tool.
     Named(String),
 }
 
-/// A tool that takes a text.
+/// A tool whose input is plain text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Custom {
     pub name: String,
-    /// What the text must match.
+    /// The grammar that the text must match.
     pub input: Option<ToolInput>,
 }
 
@@ -37,24 +37,24 @@ pub(crate) struct Custom {
 pub(crate) struct ToolUse {
     /// The list in chat's form, for the template.
     pub list: Value,
-    /// What reading calls needs of it.
+    /// The data of the list that the reply parser needs.
     pub known: Arc<Tools>,
     pub choice: ToolChoice,
-    /// More than one call is welcome.
+    /// Whether several calls in one turn are allowed.
     pub parallel: bool,
-    /// Those of the list that take a text.
+    /// The tools of the list whose input is plain text.
     pub custom: Arc<[Custom]>,
 }
 
 impl ToolUse {
-    /// Whether the arguments of any tool must keep to their schema, or its text to a grammar.
+    /// Returns whether any tool's arguments must match their schema, or its text a grammar.
     pub fn strict(&self) -> bool {
         !self.custom.is_empty()
             || self.list.as_array().is_some_and(|list| list.iter().any(|tool| tool["function"]["strict"] == true))
     }
 }
 
-/// Tools that are being gathered.
+/// A list of tools during parsing.
 #[derive(Debug, Default)]
 pub(crate) struct ToolList {
     list: Vec<Value>,
@@ -63,7 +63,7 @@ pub(crate) struct ToolList {
 }
 
 impl ToolList {
-    /// Room for `count` tools, if so many may be.
+    /// An empty list for `count` tools. Refuses too many.
     pub fn of(count: usize) -> ApiResult<Self> {
         if count > MAX_TOOLS {
             let message = format!("{count} tools, more than the limit of {MAX_TOOLS}");
@@ -82,7 +82,7 @@ impl ToolList {
         &self.list
     }
 
-    /// Adds a tool in chat's form; `param` is where it stands.
+    /// Adds a tool in chat's form; `param` is its path in the body.
     pub fn add(&mut self, param: &str, name: String, tool: Value) -> ApiResult<()> {
         if self.names.len() == MAX_TOOLS {
             let message = format!("{param}: more tools than the limit of {MAX_TOOLS}");
@@ -97,7 +97,7 @@ impl ToolList {
         Ok(())
     }
 
-    /// Adds a tool that takes a text. `tool` is the function that the model sees.
+    /// Adds a tool whose input is plain text. `tool` is the function that the model sees.
     pub fn add_custom(&mut self, param: &str, custom: Custom, tool: Value) -> ApiResult<()> {
         self.add(param, custom.name.clone(), tool)?;
         self.custom.push(custom);
@@ -113,7 +113,7 @@ impl ToolList {
         self.custom.retain(|custom| names.contains(&custom.name));
     }
 
-    /// A choice among the tools of these names; the model sees no others. `mode_param` is where the mode stands.
+    /// Reads a choice among the tools of these names; the model sees no others. `mode_param` is the path of the mode.
     pub fn allow(&mut self, mode_param: &str, mode: &str, names: &[String]) -> ApiResult<Option<ToolChoice>> {
         self.keep(names);
         match mode {
@@ -122,7 +122,7 @@ impl ToolList {
         }
     }
 
-    /// OpenAI's words for a choice; none for no calls.
+    /// Reads OpenAI's words for a choice. Returns none if the model may call no tool.
     pub fn word(&self, word: &str) -> ApiResult<Option<ToolChoice>> {
         match word {
             "none" => Ok(None),
@@ -136,7 +136,7 @@ impl ToolList {
         }
     }
 
-    /// A call of any tool; `asked` says so in the API's words.
+    /// Returns the choice of a call of any tool. `asked` describes the request in the API's words, for the error.
     pub fn required(&self, asked: &str) -> ApiResult<ToolChoice> {
         if self.names.is_empty() {
             return Err(ApiError::invalid("tool_choice", format!("{asked}, but there are no tools")));
@@ -144,7 +144,7 @@ impl ToolList {
         Ok(ToolChoice::Required)
     }
 
-    /// A call of one tool.
+    /// Returns the choice of a call of one tool.
     pub fn named(&self, param: &str, name: String) -> ApiResult<ToolChoice> {
         if !self.names.contains(&name) {
             let message = format!("tool_choice names `{}`, which is not among the tools", quote(&name));
@@ -153,7 +153,7 @@ impl ToolList {
         Ok(ToolChoice::Named(name))
     }
 
-    /// The tools in use. None without tools, and without a choice: the tools are then kept from the model.
+    /// Returns the tools in use. None without tools, or without a choice: the model then does not see the tools.
     pub fn used(self, choice: Option<ToolChoice>, parallel: bool) -> Option<ToolUse> {
         let choice = choice.filter(|_| !self.list.is_empty())?;
         let list = Value::Array(self.list);
@@ -190,8 +190,7 @@ pub(crate) fn checked_schema<'a>(tool: &mut Fields<'a>, name: &str) -> ApiResult
     }
 }
 
-/// Chat's form of a tool that another API spells differently: the members in the order in which clients of chat send
-/// them.
+/// Returns a tool of another API in chat's form, with the members in the order in which chat's clients send them.
 pub(crate) fn as_chat_tool(
     param: &str,
     name: &str,
@@ -214,7 +213,7 @@ pub(crate) fn as_chat_tool(
     Ok(serde_json::json!({"type": "function", "function": function}))
 }
 
-/// The format in which calls under a grammar are written: the model's own where its arguments are JSON, else Hermes's.
+/// Returns the format of calls under a grammar: the model's own if its arguments are JSON, else Hermes's.
 pub(crate) fn forced_format(format: ToolFormat) -> ToolFormat {
     match format {
         ToolFormat::Hermes

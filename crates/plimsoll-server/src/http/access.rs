@@ -1,5 +1,4 @@
-//! Access control: API keys, CORS origins and the `Host` header.
-//! The server decides from a request's head, before it reads any of the body.
+//! Access control: API keys, CORS origins and the `Host` header. The server checks a request's head before it reads any of the body.
 
 use std::fmt;
 
@@ -20,7 +19,7 @@ impl fmt::Debug for ApiKeys {
     }
 }
 
-/// Longest and shortest key, and most of them.
+/// Bounds of a key's length in bytes, and the most keys.
 const KEY_BYTES: std::ops::RangeInclusive<usize> = 8..=512;
 const KEYS_MAX: usize = 1024;
 
@@ -28,7 +27,7 @@ impl ApiKeys {
     /// Keys without repetitions.
     ///
     /// # Errors
-    /// In words that name no key: one is too short, too long or not visible ASCII, or there are too many.
+    /// A message without the key itself: one is too short, too long or not visible ASCII, or there are too many.
     pub fn new(keys: impl IntoIterator<Item = String>) -> Result<Self, String> {
         let mut all: Vec<String> = Vec::new();
         for (number, key) in (1..).zip(keys) {
@@ -48,19 +47,19 @@ impl ApiKeys {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of keys.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there are no keys, so that every request is accepted.
+    /// Returns whether there are no keys, so that every request is accepted.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The number of this key. All bytes of all keys are compared, so the time reveals only the length.
+    /// Returns the number of this key. All bytes of all keys are compared, so the time reveals only the length.
     fn find(&self, given: &[u8]) -> Option<usize> {
         let mut found = None;
         for (index, key) in self.0.iter().enumerate() {
@@ -72,7 +71,7 @@ impl ApiKeys {
         found
     }
 
-    /// The number of the request's key, from `Authorization: Bearer` or `x-api-key`. None if no key is needed.
+    /// Returns the number of the request's key, from `Authorization: Bearer` or `x-api-key`. None if no key is needed.
     pub(crate) fn check(&self, headers: &HeaderMap, path: &str) -> ApiResult<Option<usize>> {
         if self.is_empty() || OPEN.contains(&path) {
             return Ok(None);
@@ -89,14 +88,14 @@ impl ApiKeys {
     }
 }
 
-/// The route of the files of the page.
+/// The route of the page's files.
 pub(crate) const PAGE_FILES: &str = "/page/{*file}";
 
-/// Routes that need no key. Probes carry none, and learn only whether the server is well. Browsers carry none when they
-/// open the page, which is the same at every server and asks for a key itself.
+/// Routes that need no key. Probes carry none, and learn only whether the server is healthy. Browsers carry none when they open the page,
+/// which is the same at every server and asks for a key itself.
 const OPEN: [&str; 4] = ["/health", "/ready", "/", PAGE_FILES];
 
-/// The token of `Bearer TOKEN`; schemes are written in any case.
+/// Returns the token of `Bearer TOKEN`; the scheme's case does not matter.
 fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (scheme, token) = value.split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| token.trim_ascii())
@@ -111,10 +110,10 @@ fn unauthorized(message: &str) -> ApiError {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Origins(Vec<String>);
 
-/// Seconds that a browser may remember what it was told.
+/// Seconds that a browser may cache the answer to a preflight request.
 const REMEMBER: HeaderValue = HeaderValue::from_static("600");
 
-/// What a script may see of an answer's head.
+/// Headers of an answer that a script may read.
 const EXPOSED: HeaderValue = HeaderValue::from_static(
     "x-request-id, request-id, retry-after, x-ratelimit-limit-requests, x-ratelimit-remaining-requests, x-ratelimit-reset-requests, x-ratelimit-limit-tokens, x-ratelimit-remaining-tokens, x-ratelimit-reset-tokens",
 );
@@ -123,7 +122,7 @@ impl Origins {
     /// Origins such as `https://chat.example`, or `*` for all.
     ///
     /// # Errors
-    /// Names what is no origin.
+    /// A message with the value that is not an origin.
     pub fn new(origins: impl IntoIterator<Item = String>) -> Result<Self, String> {
         let all: Vec<String> = origins.into_iter().map(|origin| origin.trim().to_owned()).collect();
         let good = |origin: &String| {
@@ -142,7 +141,7 @@ impl Origins {
         self.0.iter().any(known).then_some(origin)
     }
 
-    /// Whether a script of another page sends this, and is not among those that may.
+    /// Returns whether the request comes from a script of another page that is not among the allowed origins.
     pub(crate) fn foreign(&self, headers: &HeaderMap) -> bool {
         let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let Some(origin) = text(header::ORIGIN) else { return false };
@@ -150,7 +149,7 @@ impl Origins {
         self.allowed(headers).is_none() && own != text(header::HOST)
     }
 
-    /// The answer to a browser that asks before it asks; none if this is no such question.
+    /// Answers a CORS preflight request; none if the request is not one.
     pub(crate) fn preflight(&self, method: &Method, headers: &HeaderMap) -> Option<Response> {
         let asks = headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD);
         if self.0.is_empty() || method != Method::OPTIONS || !asks {
@@ -168,12 +167,12 @@ impl Origins {
         Some(answer)
     }
 
-    /// Whom an answer is for; to be asked before the request is given away.
+    /// Returns the origin that may read the answer. Must be called before the request is passed on.
     pub(crate) fn reader(&self, headers: &HeaderMap) -> Option<HeaderValue> {
         self.allowed(headers).cloned()
     }
 
-    /// Says so in the answer.
+    /// Adds the CORS headers to the answer.
     pub(crate) fn mark(&self, reader: Option<HeaderValue>, headers: &mut HeaderMap) {
         if !self.0.is_empty() {
             headers.append(header::VARY, HeaderValue::from_static("origin"));
@@ -187,10 +186,10 @@ impl Origins {
 
 /// The host names that this server accepts in the `Host` header.
 ///
-/// This stops DNS rebinding: a web page from elsewhere later points its own name at the loopback address. The browser
-/// then takes this server for the page's own, so the `Origin` header looks right. Only the `Host` header shows the
-/// foreign name. API keys keep such pages out as well. A client that reaches a non-loopback address does not need DNS
-/// rebinding. So names are checked only without API keys and on a loopback address.
+/// This stops DNS rebinding: a web page from elsewhere later points its own name at the loopback address. The browser then takes this
+/// server for the page's own, so the `Origin` header looks right. Only the `Host` header shows the foreign name. API keys keep such pages
+/// out as well. A client that reaches a non-loopback address does not need DNS rebinding. Therefore names are checked only without API keys
+/// and on a loopback address.
 #[derive(Clone, Debug)]
 pub(crate) struct Hosts {
     allowed: Vec<String>,
@@ -234,8 +233,7 @@ impl Hosts {
     }
 }
 
-/// The name in `name:port`, in lower case, an address of IPv6 without its brackets. What is no such pair is a name as a
-/// whole.
+/// Returns the name in `name:port` in lower case, an IPv6 address without its brackets. Any other text is a name as a whole.
 fn name_of(host: &str) -> String {
     let is_port = |port: &str| port.bytes().all(|byte| byte.is_ascii_digit());
     let name = host.rsplit_once(':').filter(|(_, port)| is_port(port)).map_or(host, |(name, _)| name);
@@ -243,7 +241,7 @@ fn name_of(host: &str) -> String {
     address.unwrap_or(name).trim_end_matches('.').to_ascii_lowercase()
 }
 
-/// Names that browsers resolve to this machine themselves, and its own addresses.
+/// Returns whether a host is a name that browsers resolve to this machine themselves, or a loopback address.
 fn is_loopback(host: &str) -> bool {
     let address = host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback());
     let below = host.strip_suffix(".localhost");
@@ -309,7 +307,7 @@ mod tests {
             "127.0.0.1.evil.example",
             "",
             "[::2]",
-            // What a proxy may make of two.
+            // Two `Host` headers joined into one by a proxy.
             "localhost:8000, evil.example",
             "evil.example, app.localhost",
             "[::1]:8000, evil.example",

@@ -15,21 +15,21 @@ use crate::http::error::{ApiError, ApiResult};
 /// Measured: `tests/host_heap.rs`.
 pub(crate) const ARRIVING_BYTES: u64 = 64 << 10;
 
-/// Heap bytes per body byte while it is parsed: unescaped text in a list that grew by doubling, plus one copy; or token
-/// ids. Measured: `tests/bodies.rs`.
+/// Heap bytes per body byte during parsing: unescaped text in a list that grew by doubling, plus one copy; or token ids. Measured:
+/// `tests/bodies.rs`.
 pub(crate) const PARSED_FACTOR: u64 = 3;
 
 /// The limits on one body.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BodyLimits {
     pub max_bytes: u64,
-    /// The whole body must arrive within this time.
+    /// The time within which the whole body must arrive.
     pub within: Duration,
     /// The longest time between two pieces.
     pub gap: Duration,
 }
 
-/// What a body is.
+/// The format of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyKind {
     /// JSON.
@@ -45,7 +45,7 @@ pub(crate) struct ReadBody {
 }
 
 impl ReadBody {
-    /// Adds a piece of the body. The buffer grows by an eighth. Its capacity and [`ARRIVING_BYTES`] are held.
+    /// Adds a piece of the body. The buffer grows by an eighth at a time. The budget is charged for its capacity and [`ARRIVING_BYTES`].
     fn append(&mut self, data: &[u8]) -> ApiResult<()> {
         let (len, capacity) = (self.bytes.len(), self.bytes.capacity());
         if capacity - len < data.len() {
@@ -67,7 +67,7 @@ impl ReadBody {
     }
 }
 
-/// A body that was read to find its model. It travels to that model's handler in the request's extensions.
+/// A body that was read to find its model. The request's extensions carry it to that model's handler.
 #[derive(Clone)]
 pub(crate) struct EarlyBody(Arc<Mutex<Option<ReadBody>>>);
 
@@ -76,7 +76,7 @@ impl EarlyBody {
         Self(Arc::new(Mutex::new(Some(body))))
     }
 
-    /// The body, once.
+    /// Returns the body at the first call, then none.
     pub fn take(&self) -> Option<ReadBody> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
@@ -130,9 +130,9 @@ async fn next_frame(body: &mut Body, deadline: Instant, gap: Duration) -> ApiRes
     }
 }
 
-/// JSON is named as such by programs that care; `curl -d` calls it a form, others send no type. A browser's page must name it: only then
-/// does the browser ask first (CORS), and a form on a foreign page cannot send a request. Forms with files are sent without asking:
-/// the middleware refuses those of foreign pages.
+/// Checks a body's media type. Careful programs name JSON as such; `curl -d` calls it a form, others send no type. A request from a
+/// browser's page must name it: only then does the browser send a preflight request (CORS), and a form on a foreign page cannot send a
+/// request. Browsers send forms with files without a preflight: the middleware refuses those of foreign pages.
 fn check_media_type(kind: BodyKind, headers: &HeaderMap) -> ApiResult<()> {
     let refuse = |message: String| {
         let refused = ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message);

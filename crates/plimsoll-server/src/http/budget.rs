@@ -25,7 +25,7 @@ impl ByteBudget {
         self.used.load(Ordering::Acquire)
     }
 
-    /// Refuses more bytes than the whole budget: another try would not help. `param` is the field at fault.
+    /// Refuses more bytes than the whole budget: a retry would not help. `param` is the field at fault.
     pub fn ever_holds(&self, param: &str, bytes: u64) -> ApiResult<()> {
         if bytes > self.limit {
             let limit = self.limit;
@@ -56,7 +56,7 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    /// As [`Self::grow`], and refuses more than the whole budget as an error of the field `param`.
+    /// Like [`Self::grow`]. Refuses more than the whole budget as an error of the field `param`.
     pub fn grow_for(&mut self, param: &str, bytes: u64) -> ApiResult<()> {
         self.budget.ever_holds(param, bytes)?;
         self.grow(bytes)
@@ -77,24 +77,24 @@ impl Held {
 }
 
 impl Held {
-    /// Bytes held.
+    /// Returns the bytes held.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Takes over another share of the same budget.
+    /// Adds another share of the same budget to this one.
     pub fn join(&mut self, mut other: Held) {
         self.bytes += std::mem::take(&mut other.bytes);
     }
 
-    /// Splits `bytes` off into a share of their own.
+    /// Splits `bytes` off into a separate share.
     pub fn split(&mut self, bytes: u64) -> Held {
         let bytes = bytes.min(self.bytes);
         self.bytes -= bytes;
         Held { budget: Arc::clone(&self.budget), bytes }
     }
 
-    /// Holds exactly `bytes`.
+    /// Grows or shrinks to exactly `bytes`.
     pub fn become_bytes(&mut self, bytes: u64) -> ApiResult<()> {
         self.grow(bytes.saturating_sub(self.bytes))?;
         self.shrink_to(bytes);
@@ -123,14 +123,14 @@ impl Drop for Held {
 pub(crate) struct WorkBudget {
     limit: u64,
     shares: Mutex<Shares>,
-    /// A share was taken or given back.
+    /// Notified when a share was taken or given back.
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Shares {
     used: u64,
-    /// Pieces of work that have arrived, and those that have started.
+    /// The number of pieces of work that have arrived, and of those that have started.
     arrived: u64,
     started: u64,
 }
@@ -145,7 +145,7 @@ impl WorkBudget {
     }
 
     fn shares(&self) -> MutexGuard<'_, Shares> {
-        // No code panics while it is locked.
+        // No code panics while the lock is held.
         self.shares.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -160,14 +160,14 @@ impl WorkBudget {
         shares.used += bytes;
         shares.started += 1;
         drop(shares);
-        // The next waiting thread may fit beside this one.
+        // The next waiting thread's share may fit beside this one.
         self.changed.notify_all();
         let _share = Share { budget: self, bytes };
         work()
     }
 }
 
-/// Gives back on drop, also when the work panics.
+/// Gives the bytes back on drop, also when the work panics.
 struct Share<'a> {
     budget: &'a WorkBudget,
     bytes: u64,
@@ -233,7 +233,7 @@ mod tests {
                 arrived(2);
                 work(1);
                 arrived(3);
-                // By then, work that need not wait has finished.
+                // By then, work that did not have to wait would have finished.
                 std::thread::sleep(Duration::from_millis(50));
                 assert!(done.lock().unwrap().is_empty(), "small work waits behind large work");
             });

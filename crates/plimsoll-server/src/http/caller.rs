@@ -1,7 +1,7 @@
 //! The client of a request. The middleware sets it in a task-local.
 //!
-//! Handlers read it there, so that no endpoint can forget to pass it on. Streams read it before they begin. Work on
-//! text workers cannot read it.
+//! Handlers read it there, so that no endpoint can forget to pass it on. Streams read it before they begin. Work on text workers cannot
+//! read it.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -19,31 +19,31 @@ tokio::task_local! {
 /// A client and its request.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Caller {
-    /// The request's `x-request-id`, the client's own or the one it was given.
+    /// The request's `x-request-id`, from the client or made by the server.
     pub request_id: Arc<str>,
     /// The route.
     pub endpoint: Arc<str>,
-    /// The number of the API key it came with.
+    /// The number of the request's API key.
     pub key: Option<usize>,
-    /// Its rate limit, if there is one.
+    /// The client's rate limit, if there is one.
     pub rate_buckets: Option<Arc<RateBuckets>>,
-    /// When its head had been read; see [`Self::arrived`].
+    /// The time at which the request's head had been read; see [`Self::arrived`].
     pub since: Option<Instant>,
-    /// Its unknown fields; none outside of a request.
+    /// The request's unknown fields; none outside of a request.
     pub unknown: Option<Arc<Unknown>>,
-    /// The trace it belongs to, from its `traceparent` header.
+    /// The request's trace, from its `traceparent` header.
     pub parent: Option<Parent>,
-    /// The request has, or will have, its own line in the log.
+    /// Whether the request has, or will have, its own line in the log.
     pub logged: Arc<AtomicBool>,
 }
 
 impl Caller {
-    /// When its request arrived. Clients measure latency from there, so the time before the engine counts.
+    /// Returns the time of the request's arrival. Clients measure latency from there, so the time before the engine counts.
     pub fn arrived(&self) -> Instant {
         self.since.unwrap_or_else(Instant::now)
     }
 
-    /// The caller of the running handler; an empty default outside of handlers.
+    /// Returns the caller of the running handler; an empty default outside of handlers.
     pub fn current() -> Self {
         CALLER.try_with(Clone::clone).unwrap_or_default()
     }

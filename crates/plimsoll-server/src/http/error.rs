@@ -1,4 +1,4 @@
-//! Errors: what a client is told, in OpenAI's shape, and why serving ends.
+//! Errors: answers to clients in OpenAI's form, and the reasons why serving ends.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use prometheus_client::metrics::counter::Counter;
 use serde::Serialize;
 use thiserror::Error;
 
-/// Why `serve` could not start or go on.
+/// The reason why `serve` could not start or continue.
 #[derive(Debug, Error)]
 pub enum ServeError {
     /// The address cannot be listened on.
@@ -25,7 +25,7 @@ pub enum ServeError {
     Config(String),
 }
 
-/// What to do where an address cannot be listened on.
+/// Returns the next step for the operator, where an address cannot be listened on.
 fn next_step(reason: &io::Error) -> &'static str {
     match reason.kind() {
         io::ErrorKind::AddrInUse => "; stop the program that uses the port, or choose another port with --port",
@@ -43,19 +43,18 @@ pub(crate) struct ApiError {
     pub param: Option<String>,
     pub code: Option<&'static str>,
     pub retry_after_s: Option<u32>,
-    /// The rest of the request's body was not read: the connection ends with this answer.
+    /// Whether the rest of the request's body was not read: the connection ends with this answer.
     pub close: bool,
-    /// The engine has refused the request, and counted that.
+    /// Whether the engine has refused the request, and counted it.
     pub counted: bool,
 }
 
 pub(crate) type ApiResult<T> = Result<T, ApiError>;
 
-/// In which official clients look for whether the same request is worth another try: some try a refused key again, for
-/// minutes.
+/// A header in which official clients look for whether a retry makes sense: some retry a refused key for minutes.
 const SHOULD_RETRY: HeaderName = HeaderName::from_static("x-should-retry");
 
-/// Longest piece of a client's own text that an error message repeats.
+/// The most characters of a client's own text that an error message repeats.
 const QUOTE_CHARS: usize = 120;
 
 impl ApiError {
@@ -85,23 +84,23 @@ impl ApiError {
         Self { code: Some("grammar_too_complex"), ..Self::new(StatusCode::BAD_REQUEST, message) }
     }
 
-    /// A request that comes while the server shuts down.
+    /// 503: the server shuts down.
     pub fn shutting_down() -> Self {
         Self::unavailable("the server is shutting down", 5)
     }
 
-    /// 503: not now.
+    /// 503: the request cannot be served at the moment.
     pub fn unavailable(message: impl Into<String>, retry_after_s: u32) -> Self {
         let retry_after_s = Some(retry_after_s);
         Self { retry_after_s, code: Some("unavailable"), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, message) }
     }
 
-    /// 500: our fault.
+    /// 500: an error of the server.
     pub fn internal(message: impl Into<String>) -> Self {
         Self { code: Some("engine_error"), ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, message) }
     }
 
-    /// Counts an answer that says that its request can never be served, unless the engine has counted that.
+    /// Counts an answer whose request can never be served, unless the engine has counted it.
     pub fn count_invalid(response: &Response, invalid: &Counter) {
         let error = response.extensions().get::<Self>().filter(|error| !error.counted);
         if error.is_some_and(|error| matches!(error.status.as_u16(), 400 | 404 | 413 | 415)) {
@@ -184,12 +183,12 @@ impl From<Refusal> for ApiError {
 
 /// The error of a request that a client has cancelled.
 pub(crate) fn cancelled() -> ApiError {
-    // Nginx's status for a request that the client closed. Google's and Azure's APIs answer so, too.
+    // Nginx's status for a request that the client closed. Google's and Azure's APIs use it, too.
     let status = StatusCode::from_u16(499).unwrap_or(StatusCode::CONFLICT);
     ApiError { code: Some(CANCELLED), ..ApiError::new(status, "the request was cancelled") }
 }
 
-/// The code of a prompt that is longer than the context. Clients look for it, and then shorten the conversation.
+/// The code for a prompt that is longer than the context. Clients look for it, and then shorten the conversation.
 pub(crate) const CONTEXT_LENGTH: &str = "context_length_exceeded";
 
 /// The code of [`cancelled`].
@@ -200,7 +199,7 @@ pub(crate) fn cut() -> ApiError {
     ApiError::unavailable("the server is shutting down and could not finish the request in time", 5)
 }
 
-/// `text` short enough to be repeated in a message.
+/// Shortens `text` for a message.
 pub(crate) fn quote(text: &str) -> String {
     let mut cut = text.chars();
     let head: String = cut.by_ref().take(QUOTE_CHARS).collect();

@@ -1,6 +1,6 @@
-//! A JSON object taken apart field by field, so that every error names its field and nothing unknown goes unnoticed.
+//! Parses a JSON object field by field, so that every error names its field and no unknown field goes unnoticed.
 //!
-//! Values stay borrowed text until a field is taken; only then is memory spent, on that field's own type.
+//! Values stay borrowed text until a field is taken. Only then is memory allocated, for that field's own type.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,22 +13,22 @@ use serde_json::{Value, json};
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::unknown;
 
-/// Most fields of one object. OpenAI's and vLLM's together are fewer.
+/// The most fields of one object. OpenAI's and vLLM's fields together are fewer.
 const MAX_FIELDS: usize = 128;
 
-/// Most values inside free-form JSON (messages, tools): each may cost some 100 bytes.
+/// The most values inside free-form JSON (messages, tools): each may cost some 100 bytes.
 pub(crate) const MAX_NODES: usize = 32_768;
 
 /// The fields of one object that have not been taken yet.
 #[derive(Debug)]
 pub(crate) struct Fields<'a> {
-    /// Where the object stands in the body: empty, or `messages[2]`.
+    /// The object's path in the body: empty, or `messages[2]`.
     path: String,
     left: Vec<(String, &'a RawValue)>,
 }
 
 impl<'a> Fields<'a> {
-    /// Takes a whole body apart.
+    /// Splits a whole body into its fields.
     pub fn of_body(body: &'a [u8]) -> ApiResult<Self> {
         let text = std::str::from_utf8(body)
             .map_err(|e| ApiError::bad_body(format!("the request body is not UTF-8 after byte {}", e.valid_up_to())))?;
@@ -38,7 +38,7 @@ impl<'a> Fields<'a> {
         Ok(Self { path: String::new(), left })
     }
 
-    /// Takes an object inside the body apart.
+    /// Splits an object inside the body into its fields.
     pub fn of(path: String, raw: &'a RawValue) -> ApiResult<Self> {
         match serde_json::from_str(raw.get()) {
             Ok(Object(left)) => Ok(Self { path, left }),
@@ -46,33 +46,33 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// An object that is not there.
+    /// Stands for an absent object.
     pub fn none(path: String) -> Self {
         Self { path, left: Vec::new() }
     }
 
-    /// Whether a field is a text.
+    /// Returns whether a field is a string.
     pub fn is_text(&self, name: &str) -> bool {
         self.left.iter().any(|(key, raw)| key == name && raw.get().starts_with('"'))
     }
 
-    /// Whether a field is this word.
+    /// Returns whether a field is this string.
     pub fn is_word(&self, name: &str, word: &str) -> bool {
         let is = |raw: &RawValue| raw.get().strip_prefix('"').and_then(|text| text.strip_suffix('"')) == Some(word);
         self.left.iter().any(|(key, raw)| key == name && is(raw))
     }
 
-    /// The full name of a field, for `param`.
+    /// Returns the full name of a field, for `param`.
     pub fn param(&self, name: &str) -> String {
         if self.path.is_empty() { name.into() } else { format!("{}.{name}", self.path) }
     }
 
-    /// Whether a field is there and not null.
+    /// Returns whether a field is present and not null.
     pub fn has(&self, name: &str) -> bool {
         self.left.iter().any(|(key, raw)| key == name && raw.get() != "null")
     }
 
-    /// Takes a field's text; none when it is absent or null.
+    /// Takes a field's JSON text; none when it is absent or null.
     pub fn raw(&mut self, name: &str) -> Option<&'a RawValue> {
         let at = self.left.iter().position(|(key, _)| key == name)?;
         let (_, raw) = self.left.swap_remove(at);
@@ -87,7 +87,7 @@ impl<'a> Fields<'a> {
         serde_json::from_str(raw.get()).map(Some).map_err(|error| wrong(&self.param(name), &error))
     }
 
-    /// Takes a field that must be there.
+    /// Takes a required field.
     pub fn required<T: Deserialize<'a>>(&mut self, name: &str) -> ApiResult<T> {
         let param = self.param(name);
         self.take(name)?.ok_or_else(|| ApiError::invalid(&param, format!("{param} is missing")))
@@ -142,13 +142,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Takes OpenAI's `service_tier`. All requests are of one tier here, which is what the answer says, and no answer
-    /// differs by it.
+    /// Takes OpenAI's `service_tier`. All requests have the same tier on this server; the answer says so, and does not depend on the field.
     pub fn service_tier(&mut self) -> ApiResult<()> {
         self.only("service_tier", &["\"auto\"", "\"default\"", "\"flex\"", "\"scale\"", "\"priority\""])
     }
 
-    /// Takes fields this server does not have: any value but null is refused with `why`.
+    /// Takes fields that this server does not support: any value but null is refused with `why`.
     pub fn never(&mut self, names: &[&str], why: &str) -> ApiResult<()> {
         for name in names {
             if self.raw(name).is_some() {
@@ -158,7 +157,7 @@ impl<'a> Fields<'a> {
         Ok(())
     }
 
-    /// Drops fields that mean nothing here, whatever their value.
+    /// Drops fields without a meaning on this server, whatever their value.
     pub fn hints(&mut self, names: &[&str]) {
         self.left.retain(|(name, _)| !names.contains(&name.as_str()));
     }
@@ -176,12 +175,12 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The fields that are left. Null asks for nothing, whatever its name.
+    /// Returns the names of the fields that are left. A null value is ignored, whatever the field's name.
     fn rest(&self) -> impl Iterator<Item = String> {
         self.left.iter().filter(|(_, raw)| raw.get() != "null").map(|(name, _)| self.param(&quote(name)))
     }
 
-    /// Ends the taking: a field that is left is refused with `why`.
+    /// Ends the parsing: a field that is left is refused with `why`.
     pub fn rest_unsupported(self, why: &str) -> ApiResult<()> {
         self.rest().next().map_or(Ok(()), |param| {
             let message = format!("{param} is not supported: {why}");
@@ -189,7 +188,7 @@ impl<'a> Fields<'a> {
         })
     }
 
-    /// Ends the taking: what is left is unknown, and the server's setting says what becomes of it.
+    /// Ends the parsing: fields that are left are unknown, and are treated as the server is configured.
     pub fn finish(self) -> ApiResult<()> {
         for param in self.rest() {
             if !unknown::passes(&param) {
@@ -201,9 +200,9 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Takes a `cache_control` mark: Anthropic's, which gateways and their clients also put into OpenAI's messages. Returns the
-/// minutes that it asks for. Prefixes are always cached, while there is room. At `/v1/messages` a mark pins them, and decides
-/// how the prompt's tokens are counted.
+/// Takes a `cache_control` mark: Anthropic's, which gateways and their clients also put into OpenAI's messages. Returns the minutes that it
+/// asks for. Prefixes are always cached, while there is room. At `/v1/messages` a mark pins them, and decides how the prompt's tokens are
+/// counted.
 pub(crate) fn cache_control(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
     let path = fields.param("cache_control");
     let Some(raw) = fields.raw("cache_control") else { return Ok(None) };
@@ -220,11 +219,11 @@ pub(crate) fn cache_control(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
             return Err(ApiError::unsupported(at.clone(), format!("{at} is `{}`; known are 5m and 1h", quote(other))));
         }
     };
-    // What else clients write beside it changes no answer.
+    // Other fields that clients write beside it change no answer.
     Ok(Some(minutes))
 }
 
-/// Whether two JSON texts, the second a short one, are the same value.
+/// Returns whether two JSON texts, the second a short one, are the same value.
 fn same(json: &str, known: &str) -> bool {
     const LONGEST: usize = 256;
     let value = |json| serde_json::from_str::<Value>(json).ok();
@@ -249,15 +248,15 @@ fn few(param: &str, nodes: usize, nodes_max: usize) -> ApiResult<()> {
     Ok(())
 }
 
-/// Arguments of calls: JSON in texts, all of which together may hold as many values as other JSON of a request.
+/// Arguments of tool calls: JSON in strings. All of them together may hold as many values as other JSON of a request.
 #[derive(Debug, Default)]
 pub(crate) struct Arguments {
     nodes: usize,
 }
 
 impl Arguments {
-    /// The object that a text is. What a model wrote that is none, and is told again, is kept as a text in one, as
-    /// `/v1/messages` tells it.
+    /// Parses a string into an object. Arguments that are not an object are kept as a string in an object, in the same form as at
+    /// `/v1/messages`: the model may have written them in an earlier turn.
     pub fn parse(&mut self, param: &str, text: &str) -> ApiResult<Value> {
         if text.trim().is_empty() {
             return Ok(json!({}));
@@ -277,12 +276,12 @@ impl Arguments {
     }
 }
 
-/// Arguments that are no JSON, as an object.
+/// Wraps arguments that are not JSON in an object.
 pub(crate) fn no_json(arguments: &str) -> Value {
     json!({"INVALID_JSON": arguments})
 }
 
-/// About how many values JSON holds.
+/// Returns about how many values JSON holds.
 fn nodes(json: &str) -> usize {
     let (mut nodes, mut in_string, mut escaped) = (1usize, false, false);
     for byte in json.bytes() {
@@ -308,7 +307,7 @@ pub(crate) fn wrong(param: &str, error: &serde_json::Error) -> ApiError {
     ApiError { code: Some("invalid_type"), ..error }
 }
 
-/// A text that stays where it is in the body, unless it has escapes.
+/// A string that is borrowed from the body, unless it has escapes.
 #[derive(Debug)]
 pub(crate) struct Text<'a>(pub Cow<'a, str>);
 

@@ -1,4 +1,4 @@
-//! A form with files (`multipart/form-data`), taken apart in memory: the body has arrived as a whole and is bounded.
+//! Parses a form with files (`multipart/form-data`) in memory: the body has arrived as a whole and is bounded.
 
 use axum::http::{HeaderMap, header};
 use memchr::memmem;
@@ -6,11 +6,11 @@ use serde_json::{Map, Value};
 
 use crate::http::error::{ApiError, ApiResult, quote};
 
-/// Most parts of a form.
+/// The most parts of a form.
 const PARTS_MAX: usize = 64;
-/// Most bytes of the lines before a part's content.
+/// The most bytes of the lines before a part's content.
 const HEAD_MAX: usize = 8 << 10;
-/// Longest boundary that RFC 2046 allows.
+/// The longest boundary that RFC 2046 allows.
 const BOUNDARY_MAX: usize = 70;
 
 /// One part of a form.
@@ -20,7 +20,7 @@ pub(crate) struct Part<'b> {
     pub content: &'b [u8],
 }
 
-/// What stands between the parts, as `Content-Type` says.
+/// Returns the boundary between the parts, from `Content-Type`.
 pub(crate) fn boundary(headers: &HeaderMap) -> ApiResult<String> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let found = parameter(kind, "boundary").filter(|found| (1..=BOUNDARY_MAX).contains(&found.len()));
@@ -29,7 +29,7 @@ pub(crate) fn boundary(headers: &HeaderMap) -> ApiResult<String> {
     })
 }
 
-/// The parts of a form, in order.
+/// Returns the parts of a form, in order.
 pub(crate) fn parts<'b>(body: &'b [u8], boundary: &str) -> ApiResult<Vec<Part<'b>>> {
     let broken = |why: &str| ApiError::bad_body(format!("the form is malformed: {why}"));
     let delimiter = format!("\r\n--{boundary}");
@@ -68,8 +68,7 @@ pub(crate) fn parts<'b>(body: &'b [u8], boundary: &str) -> ApiResult<Vec<Part<'b
     Ok(parts)
 }
 
-/// The texts of a form as the JSON object that they stand for. Fields in `typed` are numbers or booleans; names that end with `[]` are
-/// lists.
+/// Returns the text fields of a form as a JSON object. Fields in `typed` are numbers or booleans; names that end with `[]` are lists.
 pub(crate) fn object(parts: &[Part<'_>], typed: &[&str]) -> ApiResult<Map<String, Value>> {
     let mut object = Map::new();
     for part in parts {
@@ -82,7 +81,7 @@ pub(crate) fn object(parts: &[Part<'_>], typed: &[&str]) -> ApiResult<Map<String
             }
             continue;
         }
-        // What is no number stays a text, and is refused by its type.
+        // A value that is not a number or boolean stays a string, and is refused later because of its type.
         let value = typed.contains(&part.name.as_str()).then(|| serde_json::from_str::<Value>(text).ok()).flatten();
         let value = value.filter(|value| value.is_number() || value.is_boolean()).unwrap_or_else(|| text.into());
         if object.insert(part.name.clone(), value).is_some() {
@@ -93,7 +92,7 @@ pub(crate) fn object(parts: &[Part<'_>], typed: &[&str]) -> ApiResult<Map<String
     Ok(object)
 }
 
-/// The name in the lines before a part's content.
+/// Returns the name in the lines before a part's content.
 fn name(head: &[u8]) -> Option<String> {
     let head = std::str::from_utf8(head).ok()?;
     let disposition = head.split("\r\n").find_map(|line| {
@@ -103,7 +102,7 @@ fn name(head: &[u8]) -> Option<String> {
     parameter(disposition, "name").filter(|name| !name.is_empty())
 }
 
-/// A parameter of a header's value: `name=value` or `name="value"` after a semicolon.
+/// Returns a parameter of a header's value: `name=value` or `name="value"` after a semicolon.
 fn parameter(value: &str, name: &str) -> Option<String> {
     let mut rest = value.split_once(';')?.1;
     loop {
@@ -123,7 +122,7 @@ fn parameter(value: &str, name: &str) -> Option<String> {
     }
 }
 
-/// A quoted text behind its first quotation mark, and what follows the last.
+/// Returns a quoted text after its first quotation mark, and the rest after the last.
 fn quoted_text(quoted: &str) -> Option<(String, &str)> {
     let (mut text, mut escaped) = (String::new(), false);
     for (at, c) in quoted.char_indices() {

@@ -18,7 +18,7 @@ pub(crate) struct Ids {
 }
 
 impl Ids {
-    /// 64 bits that no other call of this process gets from the same counter value.
+    /// Returns 64 bits that no other call of this process gets from the same counter value.
     pub fn next(&self) -> u64 {
         self.key.hash_one(self.count.fetch_add(1, Ordering::Relaxed))
     }
@@ -33,7 +33,7 @@ impl Ids {
         format!("{prefix}_{:016x}{:08x}", self.next(), self.next() as u32)
     }
 
-    /// An id for a tool call: `call_…`, or nine characters where the model's template wants no more.
+    /// Returns an id for a tool call: `call_…`, or nine characters where the model's template requires that.
     pub fn call(&self, prefix: Option<&str>) -> String {
         prefix.map_or_else(
             || {
@@ -45,8 +45,8 @@ impl Ids {
         )
     }
 
-    /// A client's cache salt as a number; never 0, which stands for no salt. The hash is keyed, so that clients cannot
-    /// construct a collision.
+    /// Returns a client's cache salt as a number; never 0, which stands for no salt. The hash is keyed, so that clients cannot construct a
+    /// collision.
     pub fn salt(&self, text: &str) -> u64 {
         self.key.hash_one(text).max(1)
     }

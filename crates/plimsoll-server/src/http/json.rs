@@ -1,4 +1,4 @@
-//! JSON answers, and the bytes that a text takes in one.
+//! JSON answers, and the number of bytes of a text in JSON.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::http::budget::Held;
 
-/// A JSON answer of at most about `bytes` bytes, written into a block of that size, so that it is never held twice.
+/// Makes a JSON answer of at most about `bytes` bytes, written into a block of that size, so that it is never held twice.
 pub(crate) fn json_sized(answer: &impl Serialize, bytes: usize, held: Held) -> Response {
     let mut body = Vec::with_capacity(bytes);
     // As in `json`.
@@ -17,13 +17,13 @@ pub(crate) fn json_sized(answer: &impl Serialize, bytes: usize, held: Held) -> R
     json_text(body.into(), Some(held))
 }
 
-/// A JSON answer. What it holds of the byte budget goes back when the connection has sent it.
+/// Makes a JSON answer. Its share of the byte budget is released when the connection has sent it.
 pub(crate) fn json(answer: &impl Serialize, held: Option<Held>) -> Response {
     // Plain structs serialized into memory: this cannot fail.
     json_text(serde_json::to_vec(answer).unwrap_or_default().into(), held)
 }
 
-/// Bytes of a text as JSON, with a comma.
+/// Returns the bytes of a text as JSON, with a comma.
 pub(crate) fn json_bytes(text: &str) -> usize {
     let escaped = |byte| match byte {
         b'"' | b'\\' | b'\n' | b'\r' | b'\t' | 0x08 | 0x0c => 2,
@@ -33,7 +33,7 @@ pub(crate) fn json_bytes(text: &str) -> usize {
     text.bytes().map(escaped).sum::<usize>() + "\"\",".len()
 }
 
-/// A JSON answer that is written already.
+/// Makes an answer of finished JSON.
 pub(crate) fn json_text(bytes: Bytes, held: Option<Held>) -> Response {
     faults::site(Site::Shape);
     let body = Body::from(Bytes::from_owner(Answer { bytes, _held: held }));

@@ -1,4 +1,4 @@
-//! What every handler shares of HTTP: bodies, fields, errors, JSON and events, and the client behind a request.
+//! HTTP code shared by all handlers: bodies, fields, errors, JSON and events, and the client behind a request.
 
 pub(crate) mod access;
 pub(crate) mod body;

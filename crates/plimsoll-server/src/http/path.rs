@@ -6,7 +6,7 @@ use axum::http::request::Parts;
 
 use crate::http::error::{ApiError, quote};
 
-/// What the last variable part of a path names. One that is no text is told so in the shape of every other error.
+/// The name in the last variable part of a path. A part that is not UTF-8 is refused in the same form as every other error.
 pub(crate) struct Name(pub String);
 
 impl<S: Send + Sync> FromRequestParts<S> for Name {

@@ -1,8 +1,8 @@
-//! How much each client may ask for: requests and tokens per minute, in buckets that fill evenly.
+//! Rate limits of each client: requests and tokens per minute, in buckets that fill evenly.
 //!
-//! A client is an API key or, on an open server, an address (of IPv6 the network's 64 bits). Keys are known beforehand.
-//! When there are too many addresses, the one unused for longest is dropped, in its client's favour. Tokens are charged
-//! as they come, so running requests may take a bucket below zero. Below zero, new requests are refused.
+//! A client is an API key or, on a server without keys, an address (of IPv6 the network's 64 bits). Keys are known beforehand. When there
+//! are too many addresses, the one unused for longest is dropped, in its client's favour. Tokens are charged as they are used, so running
+//! requests may take a bucket below zero. Below zero, new requests are refused.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -13,27 +13,27 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 
 use crate::http::error::ApiError;
 
-/// What one client may take in a minute.
+/// The limits of one client for a minute.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RateLimits {
-    /// Requests that compute something.
+    /// Requests that use the model.
     pub requests: Option<u32>,
     /// Tokens of prompts and outputs together.
     pub tokens: Option<u64>,
 }
 
-/// Addresses that are remembered at once.
+/// The most addresses that are remembered at once.
 pub(crate) const ADDRESSES_MAX: usize = 4096;
 
-/// Heap bytes of one of them.
+/// Heap bytes of one remembered client.
 pub(crate) const CLIENT_BYTES: u64 = 256;
 
-/// The client that a request is counted for.
+/// The client that a request is charged to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum ClientId {
     /// The number of a key.
     Key(usize),
-    /// An open server's client.
+    /// The address of a client, on a server without keys.
     Address(IpAddr),
 }
 
@@ -47,7 +47,7 @@ impl ClientId {
     }
 }
 
-/// Something that fills evenly and is never more than full.
+/// A bucket, which fills evenly up to its limit.
 #[derive(Debug)]
 struct Bucket {
     limit: f64,
@@ -66,7 +66,7 @@ impl Bucket {
         self.at = now;
     }
 
-    /// Until there is `amount` in it.
+    /// Returns the time until the bucket holds `amount`.
     fn wait(&self, amount: f64) -> Duration {
         Duration::from_secs_f64(((amount.min(self.limit) - self.left).max(0.0) * 60.0 / self.limit).min(86_400.0))
     }
@@ -122,7 +122,7 @@ impl RateBuckets {
         }
     }
 
-    /// Says in an answer's head what is left.
+    /// Adds the remaining amounts to an answer's head.
     pub fn mark(&self, headers: &mut HeaderMap) {
         let buckets = self.buckets(Instant::now());
         for (bucket, names) in [(&buckets.requests, REQUESTS), (&buckets.tokens, TOKENS)] {
@@ -130,7 +130,7 @@ impl RateBuckets {
             let reset = format!("{:.3}s", bucket.wait(bucket.limit).as_secs_f64());
             let values = [format!("{:.0}", bucket.limit), format!("{:.0}", bucket.left.max(0.0).floor()), reset];
             for (name, value) in names.into_iter().zip(values) {
-                // Digits and a letter: always a header's value.
+                // Digits and a letter: always a valid header value.
                 headers.extend(HeaderValue::try_from(value).ok().map(|value| (HeaderName::from_static(name), value)));
             }
         }
@@ -153,7 +153,7 @@ fn refused(what: &str, flag: &str, bucket: &Bucket) -> ApiError {
     ApiError { close: true, code: Some("rate_limit_exceeded"), retry_after_s, ..error }
 }
 
-/// All clients.
+/// The buckets of all clients.
 pub(crate) struct Rates {
     limits: RateLimits,
     clients: Mutex<HashMap<ClientId, Arc<RateBuckets>>>,
@@ -164,7 +164,7 @@ impl Rates {
         Self { limits, clients: Mutex::default() }
     }
 
-    /// The client's buckets; none without limits.
+    /// Returns the client's buckets; none without limits.
     pub fn buckets(&self, id: ClientId, now: Instant) -> Option<Arc<RateBuckets>> {
         if self.limits == RateLimits::default() {
             return None;
@@ -185,7 +185,7 @@ impl Rates {
 }
 
 impl RateLimits {
-    /// The most heap bytes that remembering clients takes.
+    /// Returns the most heap bytes of the remembered clients.
     pub(crate) fn heap_bytes_max(&self, keys: usize) -> u64 {
         let clients = if *self == Self::default() { 0 } else { keys.max(ADDRESSES_MAX) };
         clients as u64 * CLIENT_BYTES
@@ -212,7 +212,7 @@ mod tests {
         assert!(client.take_request(start + Duration::from_secs(9)).is_err());
         client.take_request(start + Duration::from_millis(10_100)).unwrap();
         assert!(client.take_request(start + Duration::from_millis(10_200)).is_err());
-        // An hour of silence fills it once.
+        // An hour without requests fills the bucket only once.
         let later = start + Duration::from_secs(3600);
         assert_eq!((0..20).filter(|_| client.take_request(later).is_ok()).count(), 6);
     }
@@ -235,7 +235,7 @@ mod tests {
         for i in 0..3 * ADDRESSES_MAX as u32 {
             let now = start + Duration::from_millis(i.into());
             rates.buckets(address(i), now).unwrap().take_request(now).unwrap();
-            // This one stays warm.
+            // This address stays in use.
             drop(rates.buckets(address(0), now).unwrap().buckets(now));
         }
         assert_eq!(rates.known(), ADDRESSES_MAX);

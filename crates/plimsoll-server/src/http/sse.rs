@@ -12,10 +12,10 @@ use serde_json::ser::Formatter;
 
 use crate::http::error::ApiError;
 
-/// What a stream of events is sent with.
+/// The headers of a stream of events.
 pub(crate) const HEADERS: [(HeaderName, HeaderValue); 3] = headers("text/event-stream; charset=utf-8");
 
-/// What a stream of lines is sent with.
+/// The headers of a stream of lines.
 pub(crate) const LINE_HEADERS: [(HeaderName, HeaderValue); 3] = headers("application/x-ndjson");
 
 const fn headers(content_type: &'static str) -> [(HeaderName, HeaderValue); 3] {
@@ -31,7 +31,7 @@ const fn headers(content_type: &'static str) -> [(HeaderName, HeaderValue); 3] {
 #[derive(Default)]
 pub(crate) struct Events(Vec<u8>);
 
-/// JSON without any character that some clients take for the end of a line: JSON itself allows three of them in texts.
+/// JSON without any character that some clients treat as a line end: JSON itself allows three of them in strings.
 struct OneLine;
 
 impl Formatter for OneLine {
@@ -45,13 +45,13 @@ impl Formatter for OneLine {
         writer.write_all(rest.as_bytes())
     }
 
-    /// JSON that is written already has them in its texts only.
+    /// In finished JSON these characters occur only in strings.
     fn write_raw_fragment<W: ?Sized + io::Write>(&mut self, writer: &mut W, fragment: &str) -> io::Result<()> {
         self.write_string_fragment(writer, fragment)
     }
 }
 
-/// Takes back what is not a whole event when its writing fails, also by a panic.
+/// Removes an unfinished event when its writing fails, also by a panic.
 struct Unfinished<'a> {
     bytes: &'a mut Vec<u8>,
     start: usize,
@@ -67,12 +67,12 @@ impl Drop for Unfinished<'_> {
 }
 
 impl Events {
-    /// Whole events, to be sent.
+    /// Returns whole events, to be sent.
     pub fn into_bytes(self) -> Bytes {
         self.0.into()
     }
 
-    /// Whether there is nothing to send.
+    /// Returns whether there is nothing to send.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -82,7 +82,7 @@ impl Events {
         self.write(format_args!(""), data);
     }
 
-    /// Adds an event that a reader can name when it comes back.
+    /// Adds an event with an id, from which a reader can resume the stream.
     pub fn push_numbered(&mut self, id: Arguments<'_>, data: &impl Serialize) {
         self.write(format_args!("id: {id}\n"), data);
     }
@@ -128,7 +128,7 @@ impl Events {
         self.0.extend_from_slice(b": waiting\n\n");
     }
 
-    /// Adds an event that has a name and data that is written already.
+    /// Adds an event that has a name and finished data.
     pub fn push_text(&mut self, name: &str, data: &[u8]) {
         let parts: [&[u8]; 5] = [b"event: ", name.as_bytes(), b"\ndata: ", data, b"\n\n"];
         parts.iter().for_each(|part| self.0.extend_from_slice(part));

@@ -1,9 +1,9 @@
-//! A value that a thread has while it does some work.
+//! A value that a thread has during some work.
 
 use std::cell::RefCell;
 use std::thread::LocalKey;
 
-/// Does `work` on this thread with `value` in `place`, which is empty afterwards, also where the work panics.
+/// Does `work` on this thread with `value` in `place`, which is empty afterwards, even after a panic.
 pub(crate) fn during<V: 'static, T>(
     place: &'static LocalKey<RefCell<Option<V>>>,
     value: Option<V>,

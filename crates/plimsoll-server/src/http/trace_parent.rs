@@ -2,7 +2,7 @@
 
 use axum::http::HeaderMap;
 
-/// What `traceparent` names.
+/// The contents of a `traceparent` header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Parent {
     pub trace_id: [u8; 16],
@@ -11,14 +11,14 @@ pub(crate) struct Parent {
 }
 
 impl Parent {
-    /// The parent of a request. A header that is not valid counts as none, as the standard says.
+    /// Reads the parent of a request. An invalid header counts as none, as the standard says.
     pub fn of(headers: &HeaderMap) -> Option<Self> {
         let mut all = headers.get_all("traceparent").iter();
         let (value, None) = (all.next()?, all.next()) else { return None };
         Self::parse(value.to_str().ok()?)
     }
 
-    /// `version-trace-parent-flags`. Later versions may append fields; `00` may not.
+    /// Parses `version-trace-parent-flags`. Later versions may append fields; `00` may not.
     fn parse(text: &str) -> Option<Self> {
         let mut parts = text.trim().split('-');
         let version = parts.next().filter(|version| is_hex(version, 2) && *version != "ff")?;
@@ -35,7 +35,7 @@ impl Parent {
     }
 }
 
-/// Whether this is lower-case hexadecimal of this length.
+/// Returns whether this is lower-case hexadecimal of this length.
 fn is_hex(text: &str, len: usize) -> bool {
     text.len() == len && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

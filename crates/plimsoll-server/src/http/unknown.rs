@@ -1,7 +1,7 @@
 //! Fields of a request that this server does not know: refused, named in a response header, or ignored.
 //!
 //! [`crate::http::fields::Fields::finish`] reports them. Bodies are read on text workers, so the list is set for the thread that reads one.
-//! Where none is set an unknown field is refused.
+//! A thread without a list refuses unknown fields.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,22 +10,22 @@ use axum::http::{HeaderName, HeaderValue};
 
 use crate::http::thread_value;
 
-/// The response header that names them.
+/// The response header that names the unknown fields.
 pub(crate) const HEADER: HeaderName = HeaderName::from_static("x-plimsoll-unknown-fields");
 
-/// Names in the header, and characters of each. Further ones are counted only.
+/// The most names in the header, and characters of each. Further names are only counted.
 const NAMES_MAX: usize = 8;
 const NAME_CHARS_MAX: usize = 64;
 
-/// What becomes of a field that this server does not know.
+/// The treatment of a field that this server does not know.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum UnknownFields {
-    /// The request is a 400.
+    /// The request gets a 400.
     Refuse,
-    /// The request goes on; a response header names the field, a metric counts it.
+    /// The request is served; a response header names the field, a metric counts it.
     #[default]
     Warn,
-    /// The request goes on; the metric counts it.
+    /// The request is served; the metric counts the field.
     Ignore,
 }
 
@@ -51,12 +51,12 @@ impl Unknown {
         Arc::new(Self { policy, found: Mutex::default() })
     }
 
-    /// Does `work` on this thread, where unknown fields are found for this request.
+    /// Does `work` on this thread, and collects the unknown fields that it finds for this request.
     pub fn during<T>(this: Option<Arc<Self>>, work: impl FnOnce() -> T) -> T {
         thread_value::during(&READING, this, work)
     }
 
-    /// How many there were, and the header's value where there is one.
+    /// Returns the number of unknown fields, and the header's value if there is one.
     pub fn told(&self) -> (u64, Option<HeaderValue>) {
         let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
         let header = (self.policy == UnknownFields::Warn && !found.names.is_empty()).then(|| found.names.join(", "));
@@ -64,7 +64,7 @@ impl Unknown {
     }
 }
 
-/// Notes an unknown field. False where it is to be refused.
+/// Notes an unknown field. Returns false if it must be refused.
 pub(crate) fn passes(name: &str) -> bool {
     READING.with_borrow(|reading| {
         let Some(unknown) = reading.as_ref().filter(|unknown| unknown.policy != UnknownFields::Refuse) else {

@@ -1,17 +1,17 @@
-//! Lists of tools that servers have given, for the next response.
+//! A cache of servers' tool lists, for later responses.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::tools::ToolSet;
 
-/// A list is used for so long.
+/// The time for which a list is used.
 const KEPT: Duration = Duration::from_secs(60);
 
-/// Most lists.
+/// The most lists.
 const LISTS_MAX: usize = 64;
 
-/// Bytes of all lists.
+/// The most bytes of all lists.
 pub(super) const CACHE_BYTES: u64 = 1 << 20;
 
 /// Bytes of a list besides its tools.
@@ -28,14 +28,14 @@ struct Entry {
 pub(super) struct ToolCache(Mutex<Vec<Entry>>);
 
 impl ToolCache {
-    /// A list that is not too old.
+    /// Returns a list that is not too old.
     pub fn get(&self, key: &[u8; 32]) -> Option<Arc<ToolSet>> {
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         entries.retain(|entry| entry.since.elapsed() < KEPT);
         entries.iter().find(|entry| entry.key == *key).map(|entry| Arc::clone(&entry.tools))
     }
 
-    /// Keeps a list. The oldest ones are dropped if there are too many lists or bytes.
+    /// Stores a list. The oldest ones are dropped if there are too many lists or bytes.
     pub fn put(&self, key: [u8; 32], tools: &Arc<ToolSet>) {
         let bytes = |entry: &Entry| entry.tools.bytes + ENTRY_BYTES;
         let mut entries = self.0.lock().unwrap_or_else(PoisonError::into_inner);

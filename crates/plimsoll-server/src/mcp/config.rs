@@ -1,4 +1,4 @@
-//! What the operator allows: `--mcp-server`, `--mcp-timeout`.
+//! The operator's settings for MCP: `--mcp-server`, `--mcp-timeout`.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use axum::http::Uri;
 
-/// Longest label, and longest address.
+/// The longest label, and the longest address, in bytes.
 const LABEL_BYTES_MAX: usize = 64;
 const URL_BYTES_MAX: usize = 2048;
 
-/// Most servers.
+/// The most servers.
 const SERVERS_MAX: usize = 64;
 
 /// The servers that requests may use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct McpConfig {
-    /// None switches MCP off.
+    /// The servers; an empty list switches MCP off.
     pub servers: Vec<McpServer>,
-    /// A list of tools, or the answer to a call, must be here within this time. The wait for a turn before it may take as long again.
+    /// A list of tools, or the answer to a call, must arrive within this time. The wait for a permit before it may take as long again.
     pub timeout: Duration,
     /// A file of certificates that replace the built-in roots, from `SSL_CERT_FILE`.
     pub root_certificates: Option<PathBuf>,
@@ -34,7 +34,7 @@ impl McpConfig {
     /// Refuses a label that two servers have, too many servers, and a file without certificates.
     ///
     /// # Errors
-    /// Names the flag or the variable.
+    /// A message with the flag or the variable.
     pub fn check(&self) -> Result<(), String> {
         let count = self.servers.len();
         if count > SERVERS_MAX {
@@ -45,7 +45,7 @@ impl McpConfig {
                 return Err(format!("--mcp-server has the label `{}` twice; give each server its own", server.label));
             }
         }
-        // The certificates are read again later; a wrong file is to be found before a model is loaded.
+        // The certificates are read again later; this detects a wrong file before a model is loaded.
         if count > 0 {
             super::connection::tls(self.root_certificates.as_deref())?;
         }
@@ -62,7 +62,7 @@ pub struct McpServer {
 }
 
 impl McpServer {
-    /// Whether this is the server's address. A slash at the end makes no difference.
+    /// Returns whether this is the server's address. A slash at the end makes no difference.
     pub(crate) fn is_at(&self, url: &str) -> bool {
         let plain = |url: &str| url.trim_end_matches('/').to_owned();
         normal(url).is_ok_and(|url| plain(&url) == plain(&self.url))
@@ -85,7 +85,7 @@ impl std::fmt::Display for McpServer {
     }
 }
 
-/// Refuses what cannot stand before a tool's name.
+/// Refuses a label that cannot stand before a tool's name.
 pub(crate) fn check_label(label: &str) -> Result<(), String> {
     let legal = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     let good = label.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -95,7 +95,7 @@ pub(crate) fn check_label(label: &str) -> Result<(), String> {
     good.then_some(()).ok_or_else(wrong)
 }
 
-/// An address with its scheme and host in lower case.
+/// Returns an address with its scheme and host in lower case.
 fn normal(url: &str) -> Result<String, String> {
     if url.len() > URL_BYTES_MAX {
         return Err(format!("the URL has {} bytes; the limit is {URL_BYTES_MAX}", url.len()));

@@ -27,23 +27,23 @@ use super::error::printable;
 use super::rpc::{Heard, Messages};
 use super::{ANSWER_BYTES_MAX, Endpoint, McpError, McpServers, rpc};
 
-/// Bytes of the buffer of a connection, and of an answer's head.
+/// Bytes of a connection's buffer, which bounds an answer's head.
 const BUFFER_BYTES: usize = 32 << 10;
 
-/// Most headers of an answer.
+/// The most headers of an answer.
 const ANSWER_HEADERS_MAX: usize = 64;
 
-/// Bytes of the body of a refusal that are read, and the time for it.
+/// The most bytes of a refusal's body that are read, and the time for it.
 const REFUSAL_BYTES_MAX: usize = 16 << 10;
 const REFUSAL_WITHIN: Duration = Duration::from_secs(1);
 
 /// The media type of JSON.
 const JSON: &str = "application/json";
 
-/// Bytes of a file of certificates.
+/// The most bytes of a file of certificates.
 const CERTIFICATES_BYTES_MAX: u64 = 4 << 20;
 
-/// Makes TLS connections, trusting the built-in roots or those of the file.
+/// Returns a connector for TLS that trusts the built-in roots or those of the file.
 pub(super) fn tls(root_certificates: Option<&Path>) -> Result<TlsConnector, String> {
     let mut roots = RootCertStore::empty();
     match root_certificates {
@@ -69,7 +69,7 @@ pub(super) fn tls(root_certificates: Option<&Path>) -> Result<TlsConnector, Stri
     Ok(TlsConnector::from(Arc::new(config)))
 }
 
-/// A connection that may be used again.
+/// A connection, which may be used again.
 pub(super) type Connection = SendRequest<Full<Bytes>>;
 
 /// Connects to the server. The connection closes when it is dropped.
@@ -94,14 +94,13 @@ pub(super) async fn connect(servers: &McpServers, endpoint: &Endpoint) -> Result
     Ok(sender)
 }
 
-/// The server's addresses. A name is looked up on a thread of its own: the runtime's are few, and the system may take
-/// long.
+/// Returns the server's addresses. A name is looked up on a separate thread: the runtime has few threads, and the lookup may take long.
 async fn addresses(lookups: &Arc<Semaphore>, endpoint: &Endpoint) -> io::Result<Vec<SocketAddr>> {
     if let Ok(address) = endpoint.host.parse::<IpAddr>() {
         return Ok(vec![SocketAddr::new(address, endpoint.port)]);
     }
     let closed = || io::Error::other("the name was not looked up");
-    // Held by the thread until the lookup ends, also if its exchange has ended by then.
+    // The thread holds the permit until the lookup ends, even if its exchange has ended by then.
     let permit = Arc::clone(lookups).acquire_owned().await.map_err(|_| closed())?;
     let (sender, receiver) = oneshot::channel();
     let (host, port) = (endpoint.host.clone(), endpoint.port);
@@ -115,7 +114,7 @@ async fn addresses(lookups: &Arc<Semaphore>, endpoint: &Endpoint) -> io::Result<
     if found.is_empty() { Err(io::Error::other("the host has no address")) } else { Ok(found) }
 }
 
-/// A request to the server. `own`: the session's headers.
+/// Makes a request to the server. `own`: the session's headers.
 pub(super) fn request(
     endpoint: &Endpoint,
     method: Method,
@@ -143,11 +142,11 @@ pub(super) enum Next {
     Replies(Vec<String>),
 }
 
-/// The answer to the request `id`, as it comes.
+/// The answer to the request `id`, read piece by piece.
 pub(super) struct Answer {
     body: Incoming,
     id: u64,
-    /// None: one message of JSON.
+    /// The reader of a stream's messages. None: the answer is one message of JSON.
     messages: Option<Messages>,
     bytes: usize,
     result: Option<Result<Box<RawValue>, McpError>>,
@@ -163,12 +162,12 @@ impl Answer {
         Ok(Self { body: response.into_body(), id, messages, bytes: 0, result: None })
     }
 
-    /// Whether the connection may be used again after the result. A stream may go on: its connection is closed.
+    /// Returns whether the connection may be used again after the result. A stream may continue, so its connection is closed.
     pub fn is_whole(&self) -> bool {
         self.messages.is_none()
     }
 
-    /// Reads on.
+    /// Reads until the next part of the answer.
     pub async fn next(&mut self) -> Result<Next, McpError> {
         if let Some(result) = self.result.take() {
             return result.map(Next::Result);
@@ -196,7 +195,7 @@ impl Answer {
     }
 }
 
-/// The error of a request that was refused, with the words of a small body.
+/// Returns the error of a refused request, with the message in a small body.
 pub(super) async fn refused(response: Response<Incoming>) -> McpError {
     let (status, kind) = (response.status().as_u16(), kind(&response));
     let said = async {
@@ -208,7 +207,7 @@ pub(super) async fn refused(response: Response<Incoming>) -> McpError {
     McpError::Status { status, said }
 }
 
-/// The media type of an answer.
+/// Returns the media type of an answer.
 fn kind(response: &Response<Incoming>) -> String {
     let kind = response.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     kind.unwrap_or_default().split(';').next().unwrap_or_default().trim().to_ascii_lowercase()
@@ -222,7 +221,7 @@ async fn whole(body: &mut Incoming, most: usize) -> Result<Vec<u8>, McpError> {
     Ok(whole)
 }
 
-/// The next bytes of an answer of which `before` bytes have come.
+/// Returns the next bytes of an answer. `before`: the number of bytes already received.
 async fn piece(body: &mut Incoming, before: usize, limit: usize) -> Result<Option<Bytes>, McpError> {
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| McpError::Broken(printable(&error.to_string())))?;

@@ -1,4 +1,4 @@
-//! What exchanges with MCP servers count.
+//! Counters of exchanges with MCP servers.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ impl Counts {
         self.seconds.observe(took.as_secs_f64());
     }
 
-    /// Adds the metrics to a page.
+    /// Adds the metrics to a registry.
     pub fn register(&self, registry: &mut Registry) {
         let help = "Exchanges with MCP servers by method and outcome";
         registry.register("plimsoll_mcp_exchanges", help, self.exchanges.clone());

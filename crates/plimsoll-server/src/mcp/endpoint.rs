@@ -1,4 +1,4 @@
-//! Where a session connects to, and what it sends with each request.
+//! The address that a session connects to, and the headers of each of its requests.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::McpServer;
 
-/// Most headers of a request's tool, and their bytes.
+/// The most headers of a request's tool, and their bytes.
 const HEADERS_MAX: usize = 32;
 const HEADER_BYTES_MAX: usize = 8 << 10;
 
@@ -28,7 +28,7 @@ const OWN: [&str; 12] = [
     "mcp-protocol-version",
 ];
 
-/// What a client has its calls sent with. It may hold keys: neither `Debug` nor errors print values.
+/// The client's headers for its calls. They may hold keys: neither `Debug` nor errors print values.
 #[derive(Clone, Default)]
 pub(crate) struct Credentials {
     headers: HeaderMap,
@@ -42,7 +42,7 @@ impl std::fmt::Debug for Credentials {
 
 impl Credentials {
     /// # Errors
-    /// Says what is wrong with a header, without its value.
+    /// A message about the wrong header, without its value.
     pub fn new(headers: &BTreeMap<String, String>, authorization: Option<&str>) -> Result<Self, String> {
         let bytes: usize = headers.iter().map(|(name, value)| name.len() + value.len()).sum();
         let bytes = bytes + authorization.map_or(0, str::len);
@@ -70,7 +70,7 @@ impl Credentials {
         Ok(Self { headers: all })
     }
 
-    /// Heap bytes, about.
+    /// Returns about the heap bytes of the headers.
     pub fn bytes(&self) -> u64 {
         self.headers.iter().map(|(name, value)| (name.as_str().len() + value.len() + 128) as u64).sum()
     }
@@ -82,7 +82,7 @@ fn secret(value: &str) -> Option<HeaderValue> {
     Some(value)
 }
 
-/// One server, as one client may use it.
+/// One server with the credentials of one client.
 #[derive(Clone, Debug)]
 pub(crate) struct Endpoint {
     pub host: String,
@@ -92,12 +92,12 @@ pub(crate) struct Endpoint {
     /// The `host` header.
     pub authority: HeaderValue,
     pub credentials: Credentials,
-    /// Tells endpoints apart, credentials included.
+    /// A hash that tells endpoints apart, credentials included.
     pub key: [u8; 32],
 }
 
 impl Endpoint {
-    /// None where the server's address cannot be used, which its configuration excludes.
+    /// Returns none if the server's address cannot be used, which the configuration check excludes.
     pub fn new(server: &McpServer, credentials: Credentials) -> Option<Self> {
         let uri: Uri = server.url.parse().ok()?;
         let authority = uri.authority()?;
@@ -121,7 +121,7 @@ impl Endpoint {
         })
     }
 
-    /// The client's own headers.
+    /// Returns the client's own headers.
     pub fn headers(&self) -> &HeaderMap {
         &self.credentials.headers
     }

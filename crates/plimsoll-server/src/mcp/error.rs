@@ -1,13 +1,13 @@
-//! Why an exchange with an MCP server failed.
+//! Errors of exchanges with MCP servers.
 
 use std::time::Duration;
 
 use thiserror::Error;
 
-/// Longest text of a server that a message repeats.
+/// The most characters of a server's text that a message repeats.
 const TEXT_CHARS: usize = 500;
 
-/// Why an exchange failed. The words name neither path nor headers, which may hold secrets.
+/// The reason why an exchange failed. The messages have neither path nor headers, which may hold secrets.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub(crate) enum McpError {
     #[error("{running} exchanges with MCP servers run, which is the limit; try again later")]
@@ -29,7 +29,7 @@ pub(crate) enum McpError {
 }
 
 impl McpError {
-    /// The cause, for metrics.
+    /// Returns the cause, for metrics.
     pub fn cause(&self) -> &'static str {
         match self {
             Self::Busy { .. } => "busy",
@@ -48,7 +48,7 @@ impl McpError {
     }
 }
 
-/// A server's text as a message may repeat it: short, in one line.
+/// Shortens a server's text to one line for a message.
 pub(super) fn printable(text: &str) -> String {
     text.chars().take(TEXT_CHARS).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -1,6 +1,6 @@
-//! Server-sent events, as they come.
+//! A reader of server-sent events that arrive in pieces.
 
-/// Finds the data of events in bytes that come piece by piece. The caller bounds the bytes.
+/// Finds the data of events in bytes that arrive in pieces. The caller bounds the bytes.
 #[derive(Debug, Default)]
 pub(super) struct EventReader {
     /// A line that has not ended.
@@ -11,12 +11,12 @@ pub(super) struct EventReader {
 }
 
 impl EventReader {
-    /// Reads more, and hands the data of each whole event to `take`, until it returns something.
+    /// Reads more. Calls `take` with the data of each whole event, until it returns a value.
     pub fn push<T>(&mut self, bytes: &[u8], mut take: impl FnMut(&[u8]) -> Option<T>) -> Option<T> {
         for &byte in bytes {
             let follows_return = std::mem::take(&mut self.after_return);
             match byte {
-                // `\r\n` is one end.
+                // `\r\n` is one line end.
                 b'\n' if follows_return => {}
                 b'\n' | b'\r' => {
                     self.after_return = byte == b'\r';

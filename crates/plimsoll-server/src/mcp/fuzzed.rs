@@ -4,10 +4,10 @@ use super::rpc::{self, Heard, Messages};
 use super::tools::{self, ToolSet};
 use super::{LIST_BYTES_MAX, McpError};
 
-/// The result of reading a stream: the replies to requests of the server, and the answer to the request 1.
+/// The result of reading a stream: the replies to the server's requests, and the answer to request 1.
 pub type Stream = (Vec<String>, Option<Result<String, String>>);
 
-/// Reads a stream of events that comes in pieces of `step` bytes.
+/// Reads a stream of events that arrives in pieces of `step` bytes.
 #[must_use]
 pub fn stream(bytes: &[u8], step: usize) -> Stream {
     let (mut messages, mut replies) = (Messages::new(1), Vec::new());
@@ -25,7 +25,7 @@ pub struct Found {
     pub text: Option<usize>,
 }
 
-/// Reads a message as the answer to the request 1, and its result both as a list of tools and as the answer to a call.
+/// Reads a message as the answer to request 1. Reads its result both as a list of tools and as the answer to a call.
 #[must_use]
 pub fn message(bytes: &[u8]) -> Found {
     let mut found = Found::default();

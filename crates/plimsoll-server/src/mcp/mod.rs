@@ -1,7 +1,7 @@
 //! Tools of MCP servers: the client side of the Model Context Protocol, over streamable HTTP.
 //!
-//! The operator names the servers (`--mcp-server`); no request reaches another one. An answer of a server is untrusted
-//! input: its bytes, values, tools and time are bounded before any of it is used.
+//! The operator names the servers (`--mcp-server`); requests cannot reach other servers. A server's answer is untrusted input: its bytes,
+//! values, tools and time are bounded before any of it is used.
 
 mod cache;
 mod config;
@@ -32,44 +32,44 @@ pub(crate) use tools::{CallResult, Tool, ToolSet};
 use cache::ToolCache;
 pub(crate) use counts::Counts;
 
-/// Exchanges with servers that run at once. Others wait, at most for the time of a call.
+/// The most exchanges with servers that run at once. Others wait, at most for the time of a call.
 const EXCHANGES_MAX: usize = 8;
 
-/// Bytes of one answer, notifications before it included.
+/// The most bytes of one answer, including notifications before it.
 pub(crate) const ANSWER_BYTES_MAX: usize = 512 << 10;
 
-/// Bytes of a server's list of tools, all pages and schemas together.
+/// The most bytes of a server's list of tools: all pages and schemas together.
 pub(crate) const LIST_BYTES_MAX: usize = 256 << 10;
 
-/// Pages of a list of tools.
+/// The most pages of a list of tools.
 const PAGES_MAX: usize = 16;
 
-/// Heap bytes of one exchange: the answer as it came, as a message and as text; the buffers of HTTP and TLS.
+/// Heap bytes of one exchange: the answer as received, as a message and as text; the buffers of HTTP and TLS.
 const EXCHANGE_BYTES: u64 = 3 * ANSWER_BYTES_MAX as u64 + (256 << 10);
 
 /// Threads that look up names at once, for the plan.
 pub(crate) const MCP_THREADS: usize = 1;
 
-/// The heap bytes that MCP takes at most, for the plan. What a response keeps of answers is in the budget of requests
-/// in flight.
+/// Returns the most heap bytes of MCP, for the plan. The parts of answers that a response keeps are charged to the budget of requests in
+/// flight.
 pub(crate) fn heap_bytes_max() -> u64 {
     EXCHANGES_MAX as u64 * EXCHANGE_BYTES + cache::CACHE_BYTES
 }
 
-/// The servers that requests may use, and what all exchanges with them share.
+/// The servers that requests may use, and the state shared by all exchanges with them.
 pub(crate) struct McpServers {
     servers: Vec<McpServer>,
     timeout: Duration,
     tls: TlsConnector,
     turns: Arc<Semaphore>,
-    /// Name lookups that run; one may outlast its exchange.
+    /// Permits for name lookups; a lookup may outlast its exchange.
     lookups: Arc<Semaphore>,
     cache: ToolCache,
     pub counts: Counts,
 }
 
 impl McpServers {
-    /// None where the operator names no server.
+    /// Returns none if the operator names no server.
     ///
     /// # Errors
     /// The certificates cannot be read.
@@ -88,7 +88,7 @@ impl McpServers {
         })))
     }
 
-    /// The server with this address, or, without one, with this label.
+    /// Returns the server with this address, or, without one, with this label.
     pub fn find(&self, label: &str, url: Option<&str>) -> Option<&McpServer> {
         match url {
             Some(url) => self.servers.iter().find(|server| server.is_at(url)),
@@ -101,12 +101,12 @@ impl McpServers {
         self.servers.iter().map(|server| server.label.as_str()).collect::<Vec<_>>().join(", ")
     }
 
-    /// Exchanges that run now.
+    /// Returns the number of exchanges that run now.
     pub fn running(&self) -> u64 {
         (EXCHANGES_MAX - self.turns.available_permits().min(EXCHANGES_MAX)) as u64
     }
 
-    /// Bytes of cached lists.
+    /// Returns the bytes of cached lists.
     pub fn cached_bytes(&self) -> u64 {
         self.cache.bytes()
     }

@@ -8,19 +8,19 @@ use super::McpError;
 use super::error::printable;
 use super::events::EventReader;
 
-/// The revisions of the protocol that a server may choose; the last one is asked for.
+/// The revisions of the protocol that a server may choose; the client proposes the last one.
 pub(super) const REVISIONS: [&str; 3] = ["2025-03-26", "2025-06-18", "2025-11-25"];
 
-/// JSON-RPC's code of a method that the client does not have.
+/// JSON-RPC's code for an unknown method.
 const METHOD_NOT_FOUND: i64 = -32601;
 
-/// Requests that a server may send to this client before its answer.
+/// The most requests that a server may send to this client before its answer.
 const SERVER_REQUESTS_MAX: usize = 16;
 
-/// Longest id of a request of the server.
+/// The longest id of a server's request, in bytes.
 const ID_BYTES_MAX: usize = 128;
 
-/// Most JSON values of an answer.
+/// The most JSON values of an answer.
 const VALUES_MAX: usize = 65_536;
 
 pub(super) fn initialize(id: u64) -> String {
@@ -105,7 +105,7 @@ pub(super) fn heard(message: &[u8], id: u64) -> Heard {
         (None, _) => {}
     }
     match (message.result, message.error) {
-        // An error without an id answers the only request there is.
+        // An error without an id answers the only open request.
         (_, Some(error)) => Heard::Answer(Err(error.into())),
         (Some(result), None) if own.is_some() => Heard::Answer(Ok(result.to_owned())),
         (None, None) if own.is_some() => invalid("an answer has neither a result nor an error"),
@@ -113,11 +113,11 @@ pub(super) fn heard(message: &[u8], id: u64) -> Heard {
     }
 }
 
-/// The messages of a stream, until the answer to a request comes.
+/// Reads the messages of a stream, until the answer to a request arrives.
 pub(super) struct Messages {
     events: EventReader,
     id: u64,
-    /// Requests of the server so far.
+    /// The number of the server's requests so far.
     requests: usize,
 }
 
@@ -126,7 +126,7 @@ impl Messages {
         Self { events: EventReader::default(), id, requests: 0 }
     }
 
-    /// Reads more. Adds a reply for each request of the server, and returns the answer once it is there.
+    /// Reads more. Adds a reply for each request of the server, and returns the answer once it has arrived.
     pub fn read(&mut self, bytes: &[u8], replies: &mut Vec<String>) -> Option<Result<Box<RawValue>, McpError>> {
         let Self { events, id, requests } = self;
         events.push(bytes, |message| match heard(message, *id) {
@@ -145,7 +145,7 @@ impl Messages {
     }
 }
 
-/// Answers a request of the server: `ping`, and no other. This client has no model, no files and no user to offer.
+/// Answers a request of the server: only `ping` is supported. This client offers no model, no files and no user.
 fn replied(method: &RawValue, id: &RawValue) -> Heard {
     let (id, is_string) = (id.get(), id.get().starts_with('"'));
     if id.len() > ID_BYTES_MAX || !(is_string || id.parse::<i64>().is_ok()) {
@@ -159,7 +159,7 @@ fn replied(method: &RawValue, id: &RawValue) -> Heard {
     Heard::Request { reply: format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},{outcome}}}") }
 }
 
-/// The error message in the body of a refused request, with the revisions that it names.
+/// Returns the error message in the body of a refused request, with the revisions that it names.
 pub(super) fn refusal(body: &[u8]) -> Option<String> {
     #[derive(Deserialize)]
     struct Supported {
@@ -181,7 +181,7 @@ impl From<Failure<'_>> for McpError {
     }
 }
 
-/// About how many values JSON holds.
+/// Returns about how many values JSON holds.
 fn values(json: &str) -> usize {
     json.bytes().filter(|byte| matches!(byte, b',' | b'[' | b'{' | b':')).count()
 }
@@ -222,7 +222,7 @@ mod tests {
         let pong = reply(r#"{"jsonrpc":"2.0","id":"p\"1","method":"ping"}"#);
         assert_eq!(pong, r#"{"jsonrpc":"2.0","id":"p\"1","result":{}}"#);
         for method in ["sampling/createMessage", "roots/list", "elicitation/create", "x"] {
-            // The ids of both sides are their own: 7 is not the answer.
+            // Client and server number their requests independently: 7 is not the answer.
             let text = format!(r#"{{"jsonrpc":"2.0","id":7,"method":"{method}","params":{{}}}}"#);
             let refused: serde_json::Value = serde_json::from_str(&reply(&text)).unwrap();
             assert_eq!((&refused["id"], &refused["error"]["code"]), (&7.into(), &(-32601).into()), "{method}");

@@ -1,4 +1,4 @@
-//! A session with one MCP server: it begins when it is needed, and says goodbye when it is dropped.
+//! A session with one MCP server: it begins at the first request, and tells the server its end on drop.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -18,13 +18,13 @@ use super::{Endpoint, LIST_BYTES_MAX, McpError, McpServers, PAGES_MAX};
 const SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
 const REVISION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 
-/// Longest id of a session.
+/// The longest id of a session, in bytes.
 const SESSION_ID_BYTES_MAX: usize = 256;
 
-/// Time for the words at the end, which no response waits for.
+/// The time for the messages at the end; no response waits for them.
 const GOODBYE_WITHIN: Duration = Duration::from_secs(2);
 
-/// Time for a reply to a request of the server.
+/// The time for a reply to a request of the server.
 const REPLY_WITHIN: Duration = Duration::from_secs(5);
 
 /// A session with one server.
@@ -50,7 +50,7 @@ impl Session {
         Self { servers, endpoint, own: None, connection: None, requests: 0, calling: None }
     }
 
-    /// The server's tools, from the cache if they are there.
+    /// Returns the server's tools, from the cache if they are there.
     pub async fn tools(&mut self) -> Result<Arc<ToolSet>, McpError> {
         if let Some(tools) = self.servers.cache.get(&self.endpoint.key) {
             self.servers.counts.cached.inc();
@@ -103,7 +103,7 @@ impl Session {
         tools::called(&result)
     }
 
-    /// Asks within the session, which begins if it has not, or once more if the server has forgotten it.
+    /// Sends a request within the session. Begins the session if necessary, and again if the server has forgotten it.
     async fn ask(&mut self, body: impl Fn(u64) -> String) -> Result<Box<RawValue>, McpError> {
         let began = self.own.is_some();
         self.begin().await?;
@@ -139,7 +139,7 @@ impl Session {
             McpError::invalid(format!("it speaks revision `{other}` of MCP; known here are {known}"))
         })?;
         own.insert(REVISION, HeaderValue::from_static(known));
-        // No answer comes to a notification but its status.
+        // A notification gets no answer but an HTTP status.
         let response = self.post(own.clone(), rpc::initialized()).await?;
         if !response.body().is_end_stream() {
             self.connection = None;
@@ -151,7 +151,7 @@ impl Session {
     async fn exchange(&mut self, body: &impl Fn(u64) -> String) -> Result<Box<RawValue>, McpError> {
         self.requests += 1;
         let id = self.requests;
-        // If this future is dropped, the request is called off: see `Drop`.
+        // If this future is dropped, the session cancels the request: see `Drop`.
         self.calling = Some(id);
         let done = self.exchanged(id, body(id)).await;
         self.calling = None;
@@ -164,7 +164,7 @@ impl Session {
         self.read(response, id, &own).await
     }
 
-    /// Reads the result of the request `id`, and answers requests of the server that come before it.
+    /// Reads the result of the request `id`, and answers requests of the server that arrive before it.
     async fn read(
         &mut self,
         response: Response<Incoming>,
@@ -181,7 +181,7 @@ impl Session {
                 }
                 Next::Replies(replies) => {
                     for reply in replies {
-                        // A server that does not take a reply may still answer.
+                        // A server that refuses a reply may still answer.
                         let _ = timeout(REPLY_WITHIN, self.say(own, reply)).await;
                     }
                 }
@@ -189,7 +189,7 @@ impl Session {
         }
     }
 
-    /// Posts a reply, on a connection of its own: the last one still brings the answer.
+    /// Posts a reply on a separate connection: the answer still arrives on the last one.
     async fn say(&self, own: &HeaderMap, reply: String) -> Result<(), McpError> {
         let mut connection = connection::connect(&self.servers, &self.endpoint).await?;
         let request = connection::request(&self.endpoint, Method::POST, own, reply)?;
@@ -197,7 +197,7 @@ impl Session {
         answer.map(drop).map_err(|error| McpError::Broken(error.to_string()))
     }
 
-    /// Posts a message, on the last connection if it is still there.
+    /// Posts a message, on the last connection if it is still open.
     async fn post(&mut self, own: HeaderMap, body: String) -> Result<Response<Incoming>, McpError> {
         let mut last = self.connection.take();
         if let Some(connection) = &mut last
@@ -225,14 +225,14 @@ impl Session {
         }
     }
 
-    /// Tells the server that a call is of no interest any more, and that the session is over.
+    /// Tells the server that the open call is cancelled, and with `ends` that the session is over.
     fn goodbye(&mut self, ends: bool) {
         let (calling, own) = (self.calling.take(), self.own.clone());
         let Some(own) = own.filter(|own| own.contains_key(SESSION_ID)) else { return };
         if calling.is_none() && !ends {
             return;
         }
-        // Outside of the runtime nothing is said, and servers end sessions by themselves.
+        // Without a runtime no message is sent; servers end sessions by themselves.
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let (servers, endpoint) = (Arc::clone(&self.servers), Arc::clone(&self.endpoint));
         let Ok(turn) = Arc::clone(&servers.turns).try_acquire_owned() else { return };
@@ -247,7 +247,7 @@ impl Session {
                     let answer = connection.send_request(request).await;
                     answer.map(drop).map_err(|error| McpError::Broken(error.to_string()))
                 };
-                // A server may not know either word.
+                // The server may support neither message.
                 let _ = timeout(GOODBYE_WITHIN, said).await;
             }
         });

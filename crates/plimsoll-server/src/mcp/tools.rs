@@ -1,4 +1,4 @@
-//! A server's tools, and what a call of one answers.
+//! A server's tools, and the results of their calls.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 
 use super::McpError;
 
-/// Tools of one server.
+/// The most tools of one server.
 pub(crate) const TOOLS_MAX: usize = 128;
 
 /// Bytes of a tool besides its texts.
@@ -25,10 +25,10 @@ pub(crate) struct ToolSet {
 pub(crate) struct Tool {
     pub name: String,
     pub description: Option<String>,
-    /// A JSON object.
+    /// The schema of the arguments: a JSON object.
     pub schema: Box<RawValue>,
     pub annotations: Option<Box<RawValue>>,
-    /// The server says that the tool changes nothing.
+    /// Whether the server declares that the tool changes nothing.
     pub read_only: bool,
 }
 
@@ -55,7 +55,7 @@ struct Hints {
     read_only: bool,
 }
 
-/// Takes one page of a list, and returns where the next one begins.
+/// Adds one page of a list to `all`, and returns the cursor of the next page.
 pub(super) fn page(result: &RawValue, all: &mut ToolSet, bytes_max: usize) -> Result<Option<String>, McpError> {
     let invalid = |error: serde_json::Error| McpError::invalid(format!("tools/list: {error}"));
     let page: Page<'_> = serde_json::from_str(result.get()).map_err(invalid)?;
@@ -65,7 +65,7 @@ pub(super) fn page(result: &RawValue, all: &mut ToolSet, bytes_max: usize) -> Re
         }
         let Listed { name, description, schema, annotations } = serde_json::from_str(raw.get()).map_err(invalid)?;
         let legal = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | '/');
-        // A label of at most 64 bytes and a dot stand before it.
+        // In prompts, a label of at most 64 bytes and a dot stand before the name.
         if name.is_empty() || name.len() > 128 || !name.chars().all(legal) {
             let why = "a tool's name must have 1 to 128 letters, digits, or characters of _-./";
             return Err(McpError::invalid(why));
@@ -73,7 +73,7 @@ pub(super) fn page(result: &RawValue, all: &mut ToolSet, bytes_max: usize) -> Re
         if all.tools.iter().any(|tool| tool.name == name) {
             return Err(McpError::invalid(format!("it lists the tool `{name}` twice")));
         }
-        // It becomes a value later: this must not fail then.
+        // The schema is parsed into a value later, which must not fail.
         if !matches!(serde_json::from_str(schema.get()), Ok(Value::Object(_))) {
             return Err(McpError::invalid(format!("the inputSchema of the tool `{name}` is not an object")));
         }
@@ -92,12 +92,12 @@ pub(super) fn page(result: &RawValue, all: &mut ToolSet, bytes_max: usize) -> Re
     Ok(page.next)
 }
 
-/// What a call answers.
+/// The result of a call.
 #[derive(Debug)]
 pub(crate) struct CallResult {
-    /// The text of the answer.
+    /// The text of the result.
     pub text: String,
-    /// The blocks of an answer that says that the tool failed, as JSON.
+    /// The blocks of a result that reports a failed tool, as JSON.
     pub failed: Option<Box<RawValue>>,
 }
 
@@ -152,7 +152,7 @@ pub(super) fn called(result: &RawValue) -> Result<CallResult, McpError> {
     Ok(CallResult { text, failed })
 }
 
-/// A block's text. The model is told of other content that it does not get.
+/// Returns a block's text. Other content is replaced by a note to the model.
 fn said(block: Block) -> String {
     let left_out = |kind: &str, media_type: Option<String>, uri: Option<String>| {
         let media_type = media_type.map_or_else(String::new, |of| format!(" of type {of}"));

@@ -22,7 +22,7 @@ use crate::state::media::decode_memory::DecodeMemory;
 use crate::state::model::ModelState;
 use crate::state::server::{ServerPhase, reached};
 
-/// Sets the decoder's stop flag on drop: the request no longer waits for the result.
+/// Sets the decoder's stop flag on drop: the request then no longer waits for the result.
 #[derive(Default)]
 pub(super) struct Wanted(Arc<AtomicBool>);
 
@@ -118,7 +118,7 @@ pub(super) async fn decoder(
     free.map_err(|_| ApiError::shutting_down())
 }
 
-/// The items of a medium: one, or one for each of an image's pieces.
+/// Decodes a medium into its items: one, or one for each of an image's pieces.
 fn items_of(
     medium: Measured,
     staged: Vec<Staged>,
@@ -144,7 +144,7 @@ fn items_of(
     Ok(staged.into_iter().next().map(item).into_iter().collect())
 }
 
-/// Each piece of an image as an item.
+/// Makes an item of each piece of an image.
 fn apart(medium: &Measured, frames: Vec<Rgb>, staged: Vec<Staged>) -> Vec<MediaItem> {
     let item = |(nth, ((piece, frame), staged)): (usize, ((&Piece, Rgb), Staged))| {
         let place = format!("piece {nth} of {:?}", medium.cut);
@@ -197,7 +197,7 @@ fn pixels(
     }
 }
 
-/// The log-mel spectrogram that the audio encoder reads, with as many frames as were counted.
+/// Returns the log-mel spectrogram for the audio encoder, with the measured number of frames.
 fn spectrogram(
     medium: &Measured,
     limits: &AudioLimits,

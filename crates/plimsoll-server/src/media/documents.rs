@@ -1,6 +1,6 @@
 //! Files among the parts of a message: text, and the text of PDFs.
 //!
-//! The text of a text file goes into its message at once. A PDF, or a file that is fetched, leaves a mark in the message; its text
+//! The text of a text file is put into its message at once. A PDF, or a file that is fetched, leaves a mark in the message; its text
 //! replaces the mark before the prompt is made. A PDF is read in a child process, one file at a time.
 
 use std::sync::Arc;
@@ -22,27 +22,27 @@ use crate::state::threads::spawn_thread;
 /// Copies of a text that exist while it is put into a message.
 const COPIES: u64 = 3;
 
-/// Bytes of a file's name, at most.
+/// The most bytes of a file's name.
 const NAME_BYTES_MAX: usize = 256;
 
-/// Files of one request that are fetched, at most.
+/// The most files of one request that are fetched.
 const FETCHED_MAX: usize = 64;
 
-/// The limit of a file's bytes, and what raises it.
+/// The most bytes of a file, and the end of the error for a larger file.
 const LIMIT: (u64, &str) = (FILE_BYTES_MAX, "no flag raises it");
 
-/// A file. Its text is still to be read.
+/// A file whose text is still to be read.
 #[derive(Clone, Debug)]
 pub(crate) struct Document {
-    /// Where it stands in the body.
+    /// The path of the file's field in the body.
     param: String,
-    /// Stands for it in its message.
+    /// The text that stands for the file in its message.
     mark: String,
     name: Option<String>,
     source: Source,
 }
 
-/// Where the bytes of a file are.
+/// The place of a file's bytes.
 #[derive(Clone, Debug)]
 enum Source {
     Pdf(Vec<u8>),
@@ -51,7 +51,7 @@ enum Source {
 }
 
 impl Document {
-    /// Heap bytes of it.
+    /// Returns the heap bytes of the file, its field's name and its mark.
     pub fn bytes(&self) -> u64 {
         let own = match &self.source {
             Source::Pdf(file) => file.capacity(),
@@ -66,11 +66,11 @@ impl Document {
 pub(crate) struct SentFile {
     pub name: Option<String>,
     pub data: String,
-    /// `data` is the file's URL.
+    /// Whether `data` is the file's URL.
     pub is_url: bool,
 }
 
-/// The files of one request, as they are found.
+/// Collects the files of one request while it is parsed.
 pub(crate) struct DocumentParser<'a> {
     server: &'a ServerState,
     pub documents: Vec<Document>,
@@ -81,8 +81,7 @@ impl<'a> DocumentParser<'a> {
         Self { server, documents: Vec::new() }
     }
 
-    /// Takes OpenAI's fields of a file: the text that stands in its message, and the file as it was sent if it is
-    /// `kept`.
+    /// Takes OpenAI's fields of a file. Returns the text for its message, and the file as it was sent; the data are empty unless `kept`.
     pub fn take(&mut self, fields: &mut Fields<'_>, kept: bool) -> ApiResult<(String, SentFile)> {
         fields.never(&["file_id"], "this server keeps no files; send file_data")?;
         fields.hints(&["detail"]);
@@ -102,7 +101,7 @@ impl<'a> DocumentParser<'a> {
         Ok((text, SentFile { name, data, is_url: false }))
     }
 
-    /// Takes a file by its URL, which is fetched later by the rules of media. Returns what stands in its message.
+    /// Takes a file by its URL, which is fetched later by the rules of media. Returns the text for its message.
     pub fn url(&mut self, param: String, name: Option<String>, url: &str) -> ApiResult<String> {
         if let Some((_, base64)) = data_url(&param, url)? {
             return self.base64(param, name, base64);
@@ -125,7 +124,7 @@ impl<'a> DocumentParser<'a> {
         mark
     }
 
-    /// Takes a file in base64, and returns what stands in its message.
+    /// Takes a file in base64, and returns the text for its message.
     pub fn base64(&mut self, param: String, name: Option<String>, data: &str) -> ApiResult<String> {
         check_name(&param, name.as_deref())?;
         let file = from_base64(&param, data, LIMIT)?;
@@ -144,7 +143,7 @@ fn check_name(param: &str, name: Option<&str>) -> ApiResult<()> {
     Ok(())
 }
 
-/// The kind of a file. Refuses files that this server does not read.
+/// Returns the kind of a file. Refuses files that this server does not read.
 fn checked(server: &ServerState, param: &str, name: Option<&str>, file: &[u8]) -> ApiResult<Kind> {
     match Kind::of(file) {
         Some(Kind::Pdf) if server.documents.is_none() => {
@@ -162,7 +161,7 @@ fn checked(server: &ServerState, param: &str, name: Option<&str>, file: &[u8]) -
     }
 }
 
-/// The text of a text file.
+/// Returns the text of a text file.
 fn text_of(param: &str, file: Vec<u8>) -> ApiResult<String> {
     // [`Kind::of`] found that it is UTF-8.
     let text = String::from_utf8(file).unwrap_or_default();
@@ -172,7 +171,7 @@ fn text_of(param: &str, file: Vec<u8>) -> ApiResult<String> {
     Ok(text)
 }
 
-/// A file's text with its name.
+/// Returns a file's text under its name.
 pub(crate) fn shown(name: Option<&str>, text: &str) -> String {
     match name {
         Some(name) => format!("{name}:\n\n{}\n", text.trim_end()),
@@ -180,7 +179,7 @@ pub(crate) fn shown(name: Option<&str>, text: &str) -> String {
     }
 }
 
-/// Puts the texts of the documents where their marks stand. `held` grows with them.
+/// Replaces the documents' marks with their texts. `held` grows with the texts.
 pub(crate) async fn read(
     state: &Arc<ModelState>,
     messages: &mut Value,
@@ -208,7 +207,7 @@ pub(crate) async fn read(
     Ok(())
 }
 
-/// The text of a PDF, when it is its turn.
+/// Returns the text of a PDF, after waiting until no other one is being read.
 async fn text(server: &ServerState, param: &str, file: Vec<u8>) -> ApiResult<String> {
     let documents = server.documents.as_ref().ok_or_else(|| ApiError::internal("no document can be read here"))?;
     let busy = || {
@@ -238,7 +237,7 @@ fn refused(param: &str, error: &DocumentError) -> ApiError {
     ApiError { code: Some("document_unreadable"), ..ApiError::invalid(param, format!("{param}: {error}")) }
 }
 
-/// Replaces a mark in the texts of the messages, where it stands once.
+/// Replaces the mark at its first place in the texts of the messages. Returns false if it is not there.
 fn replace(value: &mut Value, mark: &str, text: &str) -> bool {
     match value {
         Value::String(said) => match said.find(mark) {

@@ -1,4 +1,4 @@
-//! Files that ffmpeg reads before they are measured: a video gets its size and frames, an audio track becomes WAV.
+//! Files that ffmpeg reads before they are measured: it reports a video's size and frames, and decodes an audio track to WAV.
 
 use std::sync::Arc;
 
@@ -15,13 +15,13 @@ use crate::http::error::{ApiError, ApiResult, cut};
 use crate::state::model::ModelState;
 use crate::state::server::{ServerPhase, reached};
 
-/// What ffmpeg makes of a file.
+/// The result of ffmpeg for a file.
 enum Seen {
     Film(Film),
     Wave(Vec<u8>),
 }
 
-/// Has ffmpeg read the files that are its own, one at a time, where the operator allows it. `held` follows the files' bytes.
+/// Has ffmpeg read the files that only it can read, one at a time, where the operator allows it. `held` follows the files' bytes.
 pub(super) async fn read(state: &Arc<ModelState>, media: &mut [Medium], held: &mut Held) -> ApiResult<()> {
     let Some(ffmpeg) = &state.server.config.media.ffmpeg else { return Ok(()) };
     let mut phase = state.server.phase.subscribe();
@@ -54,7 +54,7 @@ pub(super) async fn read(state: &Arc<ModelState>, media: &mut [Medium], held: &m
     Ok(())
 }
 
-/// The bytes of a medium that ffmpeg is to read.
+/// Returns the bytes of a medium that ffmpeg must read; none for other media.
 fn external(medium: &mut Medium) -> Option<&mut Vec<u8>> {
     let whole = medium.listed.is_none() && medium.kind != Modality::Image;
     match medium.sources.as_mut_slice() {
@@ -77,7 +77,7 @@ async fn run(
     let audio = spec.audio.as_ref().filter(|_| kind == Modality::Audio);
     let audio = audio.map(|audio| {
         let (rate, limits) = (audio.rule.rate as u32, audio_limits(audio, config, medium.windows));
-        // What is longer than this becomes a WAV over the limit of bytes, and is refused.
+        // A longer clip becomes a WAV over the limit of bytes, and is refused.
         let seconds = limits.seconds.min(limits.file_bytes.div_ceil(2 * u64::from(rate)));
         (rate, AudioLimits { seconds, ..limits })
     });

@@ -1,4 +1,4 @@
-//! The bytes of a medium from elsewhere: a file under a root, or another server.
+//! Gets the bytes of a medium that are not in the body: from a file under a root, or from another server.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -22,21 +22,21 @@ use crate::state::model::ModelState;
 use crate::state::server::{ServerPhase, reached};
 use crate::state::threads::spawn_thread;
 
-/// Pieces of a file that wait to be held: a fetch goes no faster than that.
+/// The most pieces of a file that wait until the budget holds them; a fetch pauses beyond that.
 const PIECES: usize = 4;
 
 /// Bytes of a fetch besides the file: the connection's own, and pieces on their way to the request. These are the
 /// queued pieces, one that the fetching thread is sending, and one that the request is copying.
 const FETCHING_BYTES: u64 = FETCH_BYTES + (PIECES as u64 + 2) * FETCH_PIECE_BYTES;
 
-/// A file waits so many times the time for one until it is its turn.
+/// A fetch waits at most this many times the fetch timeout for its permit.
 const TURN_WITHIN: u32 = 2;
 
-/// All files of a request must be here within so many times the time for one, waiting for a turn included.
+/// All files of a request must arrive within this many times the fetch timeout, waiting for permits included.
 const FETCHES_WITHIN: u32 = 3;
 
-/// Fetches remote files and reads local ones, all of a request within one time limit, and has ffmpeg read videos. `held` grows
-/// with their bytes. Dropping the future releases all of them.
+/// Fetches remote files and reads local ones, all of a request within one time limit, and has ffmpeg read videos. `held` grows with their
+/// bytes. Dropping the future releases all of them.
 pub(crate) async fn fetch(state: &Arc<ModelState>, media: &mut [Medium], held: &mut Held) -> ApiResult<()> {
     let Some(param) = media.iter().find(|medium| medium.needs_fetch()).map(|medium| medium.param.clone()) else {
         return external::read(state, media, held).await;
@@ -104,7 +104,7 @@ async fn read(
     Ok(content)
 }
 
-/// A file from another server, piece by piece: every piece is held before it is kept.
+/// Fetches a file from another server, piece by piece: each piece is charged to the budget before it is stored.
 async fn remote(
     state: &Arc<ModelState>,
     (param, kind): (&str, Modality),
@@ -117,8 +117,8 @@ async fn remote(
     fetched(state, param, (url, limit), own, held).await
 }
 
-/// Fetches a document of at most `limit` bytes, by the rules of media. `held` grows with it. `since`: when the fetches of the request
-/// began.
+/// Fetches a document of at most `limit` bytes, by the rules of media. `held` grows with it. `since`: the time at which the request's
+/// fetches began.
 pub(crate) async fn fetch_file(
     state: &Arc<ModelState>,
     param: &str,
@@ -128,7 +128,7 @@ pub(crate) async fn fetch_file(
 ) -> ApiResult<Vec<u8>> {
     let within = FETCHES_WITHIN * state.server.config.media.fetch_timeout;
     let mut phase = state.server.phase.subscribe();
-    // A model without media has no memory planned for fetches: they are requests in flight.
+    // A model without media has no memory planned for fetches: they count as requests in flight.
     let own = || state.server.bytes.hold(FETCHING_BYTES);
     tokio::select! {
         biased;
@@ -139,7 +139,7 @@ pub(crate) async fn fetch_file(
     }
 }
 
-/// Fetches a file. `own` reserves the memory of the fetch itself when its turn comes.
+/// Fetches a file. `own` reserves the memory of the fetch itself when it may start.
 async fn fetched<T: Send + 'static>(
     state: &Arc<ModelState>,
     param: &str,

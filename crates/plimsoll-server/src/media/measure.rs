@@ -1,5 +1,4 @@
-//! What a medium will take, from its header alone: tokens, pixels, bytes. Refused here is refused before anything is
-//! decoded.
+//! Measures a medium from its header alone: tokens, pixels, bytes. A medium over a limit is refused before any decoding.
 
 use plimsoll_engine::{AudioSpec, Grid, MediaSpec, Spelling, Stretch, VideoSpec};
 use plimsoll_media::audio::{self, AudioLimits, LongClip, resampled_len};
@@ -15,7 +14,7 @@ use crate::http::error::ApiResult;
 use crate::state::media::config::MediaConfig;
 use crate::state::model::ModelState;
 
-/// Frames a second of an animation that does not say how fast it is.
+/// Frames a second of an animation whose file has no durations.
 const ANIMATION_RATE: f64 = 10.0;
 
 /// Bytes of a pixel.
@@ -24,79 +23,79 @@ const RGB: u64 = 3;
 /// A medium that is within the limits.
 #[derive(Debug)]
 pub(crate) struct Measured {
-    /// Where it stands in the body.
+    /// The path of the medium's field in the body.
     pub param: String,
     pub key: ContentKey,
     pub shape: Shape,
     pub grid: Grid,
-    /// When each group of frames is shown, in seconds, where the model is told; else none.
+    /// The time of each group of frames in seconds, if the model's prompt has them; else empty.
     pub times: Vec<f64>,
-    /// Of a video, the seconds from one group of frames to the next.
+    /// Seconds from one group of frames of a video to the next.
     pub seconds: Option<f64>,
-    /// Of a video with an audio track that is interleaved, how the tokens of both take turns; else none.
+    /// For a video interleaved with its audio track, the order in which the tokens of both follow each other; else empty.
     pub stretches: Vec<Stretch>,
-    /// It is that audio track. The template has written no placeholder for it.
+    /// Whether it is such an audio track, for which the template has written no placeholder.
     pub of_video: bool,
-    /// Of an audio clip, the frames of its spectrogram before it is filled up with silence.
+    /// Frames of an audio clip's spectrogram before it is filled up with silence.
     pub clip_frames: u64,
-    /// Of an audio clip that is taken window by window, what its file says of itself. All else is of one window.
+    /// The file header of an audio clip that is transcribed window by window. All other fields are then of one window.
     pub windowed: Option<audio::Header>,
-    /// Index of its first placeholder in the prompt, once there is one.
+    /// Index of its first placeholder in the prompt, once the prompt is made.
     pub first: u32,
-    /// What decoding it takes at most beside its pixels.
+    /// The most bytes that decoding takes, apart from the pixels.
     pub decode_bytes: u64,
-    /// What its pixels, or its spectrogram, take.
+    /// Bytes of its pixels, or of its spectrogram.
     pub pixel_bytes: u64,
     pub(super) files: Vec<Vec<u8>>,
-    /// Of a video file, what ffmpeg has found in it.
+    /// The result of ffmpeg for a video file.
     pub(super) film: Option<Film>,
-    /// Frames of an animation or a video file that are taken; none for images and lists.
+    /// Indices of the frames to decode, for an animation or a video file; none for images and lists.
     pub(super) frames: Option<Vec<u64>>,
-    /// To this it is resized; nothing of an audio clip.
+    /// The size that it is resized to; unused for an audio clip.
     pub(super) canvas: Size,
     /// The filter of the resize.
     pub(super) filter: Filter,
     /// Size of the pieces of the canvas that the encoder gets.
     pub(super) tile: Size,
-    /// Placeholders that a prompt has for it before they are repeated.
+    /// The number of placeholders that a prompt has for it before they are repeated.
     pub(super) runs: u64,
-    /// How an image is cut, if its pieces are encoded one by one.
+    /// The division of an image whose pieces are encoded one by one.
     pub(super) cut: Option<Cut>,
-    /// What it is resized to on the way, if there are several steps.
+    /// The intermediate sizes of the resize, if it has several steps.
     pub(super) steps: Option<Steps>,
     /// The pieces that are encoded one by one, one a placeholder.
     pub(super) pieces: Vec<Piece>,
 }
 
-/// A piece of an image that is an item of its own.
+/// A piece of an image that is a separate item.
 #[derive(Debug)]
 pub(super) struct Piece {
     pub size: Size,
     pub grid: Grid,
     pub shape: Shape,
-    /// Index of its first placeholder in the prompt, once there is one.
+    /// Index of its first placeholder in the prompt, once the prompt is made.
     pub first: u32,
 }
 
 impl Measured {
-    /// Bytes of its files.
+    /// Returns the bytes of its files.
     pub fn file_bytes(&self) -> u64 {
         self.files.iter().map(|file| file.capacity() as u64).sum()
     }
 
-    /// Bytes of the pixels, or of the spectrogram, of each of its items.
+    /// Returns the bytes of each item's pixels, or of its spectrogram.
     pub(super) fn item_bytes(&self) -> impl Iterator<Item = u64> {
         let whole = self.pieces.is_empty().then_some(self.pixel_bytes);
         whole.into_iter().chain(self.pieces.iter().map(|piece| RGB * piece.size.pixels()))
     }
 
-    /// Embeddings that each of its items has.
+    /// Returns the number of embeddings of each item.
     fn item_tokens(&self) -> impl Iterator<Item = u64> {
         let whole = self.pieces.is_empty().then_some(self.shape.tokens);
         whole.into_iter().chain(self.pieces.iter().map(|piece| piece.shape.tokens))
     }
 
-    /// How often its `nth` placeholder, which stands at `first` in the prompt, is repeated.
+    /// Notes the position `first` of its `nth` placeholder. Returns how often this placeholder is repeated.
     pub(super) fn begin_run(&mut self, nth: u64, first: u32) -> usize {
         if nth == 0 {
             self.first = first;
@@ -112,14 +111,13 @@ impl Measured {
     }
 }
 
-/// Reads the headers of a request's media, and refuses media over a limit. All their bytes must be in memory. Runs on a
-/// text worker.
+/// Reads the headers of a request's media, and refuses media over a limit. All their bytes must be in memory. Runs on a text worker.
 pub(crate) fn measure_all(state: &ModelState, spec: &MediaSpec, media: Vec<Medium>) -> ApiResult<Vec<Measured>> {
     let mut measured = Vec::with_capacity(media.len());
     for medium in media {
         let (param, track) = (medium.param.clone(), medium.of_video);
         let one = match medium.sources.as_slice() {
-            // ffmpeg has not read it: the video, which was measured before, is an animation.
+            // ffmpeg has not read the video, which was measured before: it is an animation.
             [Source::Track] => Err(MediaError::NoAudioTrack),
             _ => measure(spec, &state.server.config.media, medium),
         };
@@ -138,7 +136,7 @@ pub(crate) fn measure_all(state: &ModelState, spec: &MediaSpec, media: Vec<Mediu
     Ok(measured)
 }
 
-/// Lets the tokens of a video and of its audio track, which were measured last, take turns where the model's processor does so.
+/// Interleaves the tokens of a video and of its audio track, the last two media, where the model's processor does so.
 fn interleave(spec: &MediaSpec, measured: &mut [Measured]) {
     let rule = spec.places.and_then(|rule| rule.interleave());
     let (Some(rule), [.., video, track]) = (rule, measured) else { return };
@@ -148,7 +146,7 @@ fn interleave(spec: &MediaSpec, measured: &mut [Measured]) {
     (track.of_video, track.runs) = (true, 0);
 }
 
-/// Reads the headers. Every byte of it must be here.
+/// Reads the headers of a medium. All its bytes must be in memory.
 fn measure(spec: &MediaSpec, limits: &MediaConfig, medium: Medium) -> Result<Measured, MediaError> {
     let (wanted, files) = (medium.kind, medium.sources.into_iter());
     let files: Vec<Vec<u8>> =
@@ -209,10 +207,10 @@ fn measure(spec: &MediaSpec, limits: &MediaConfig, medium: Medium) -> Result<Mea
     })
 }
 
-/// What an audio clip may be, by the engine's rule and the server's.
+/// The limits on an audio clip, from the engine's rule and the server's settings.
 pub(super) fn audio_limits(audio: &AudioSpec, limits: &MediaConfig, windows: Windowing) -> AudioLimits {
     let rule = &audio.rule;
-    // A flag that allows less than a window holds for all clips.
+    // A limit below one window holds for all clips.
     let longer =
         windows != Windowing::Never && rule.window().is_some_and(|window| window <= rule.max_seconds * rule.rate);
     let (seconds, limited_by) = match longer {
@@ -222,7 +220,7 @@ pub(super) fn audio_limits(audio: &AudioSpec, limits: &MediaConfig, windows: Win
     AudioLimits { file_bytes: limits.audio_bytes, seconds, limited_by }
 }
 
-/// An audio clip: its samples, counted, say how many tokens it will have.
+/// Measures an audio clip: its number of samples gives its number of tokens.
 fn measure_audio(
     spec: &MediaSpec,
     audio: &AudioSpec,
@@ -274,16 +272,16 @@ fn measure_audio(
     })
 }
 
-/// A file before it is decoded.
+/// The header of a file.
 #[derive(Clone, Copy)]
 struct Look {
     size: Size,
     frames: u64,
-    /// How long all frames are shown; 0 where the file does not say.
+    /// The duration of all frames in milliseconds; 0 where the file has none.
     duration_ms: u64,
-    /// What decoding takes at most.
+    /// The most bytes that decoding takes.
     decode_bytes: u64,
-    /// What it holds of that while a frame is resized.
+    /// The part of these bytes that decoding holds while a frame is resized.
     beside_bytes: u64,
 }
 
@@ -301,7 +299,7 @@ impl Look {
     }
 }
 
-/// Names the formats of a kind where a file is in none of them.
+/// Adds the supported formats of `kind` to the error for an unsupported file.
 fn supported(error: MediaError, kind: Modality) -> MediaError {
     match error {
         MediaError::Unsupported { what, .. } => MediaError::Unsupported { what, supported: formats(kind) },
@@ -340,7 +338,7 @@ fn measure_image(rule: &ImageRule, pixels_max: Option<u64>, size: Size) -> Resul
         None => Vec::new(),
     };
     let runs = match &rule {
-        // One a row of tokens.
+        // One placeholder a row of tokens.
         ImageRule::Longest(rule) => u64::from(fit.size.height) / rule.patches.factor(),
         _ => (pieces.len() as u64).max(1),
     };
@@ -368,7 +366,7 @@ fn film(video: &VideoSpec, spelling: &Spelling, listed: Option<f64>, headers: &[
         }
     };
     let count = indices.len() as u64;
-    // As often as they are sampled.
+    // The rate at which the frames were sampled.
     let sampled = fps * count as f64 / total as f64;
     let fit = video.rule.fit(count, size)?;
     let stamped = matches!(spelling, Spelling::Timed | Spelling::Clocked { .. });
@@ -384,7 +382,7 @@ fn film(video: &VideoSpec, spelling: &Spelling, listed: Option<f64>, headers: &[
     })
 }
 
-/// All of the content, and all that decides what becomes of it.
+/// The key of a medium's content: all its bytes, and all parameters that affect its processing.
 fn key(parameters: &str, kind: Modality, files: &[Vec<u8>], size: Size, frames: Option<&[u64]>) -> ContentKey {
     let parameters = format!("{parameters} {}x{} {frames:?}", size.height, size.width);
     match files {

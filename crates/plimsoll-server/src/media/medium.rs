@@ -1,4 +1,4 @@
-//! A medium as a request names it, and where its bytes come from.
+//! A medium as a request names it, and the source of its bytes.
 
 use std::path::PathBuf;
 
@@ -8,50 +8,50 @@ use plimsoll_media::ffmpeg::Film;
 /// One medium as a request names it.
 #[derive(Clone, Debug)]
 pub(crate) struct Medium {
-    /// Where it stands in the body.
+    /// The path of the medium's field in the body.
     pub param: String,
     pub kind: Modality,
     /// One file, or the frames of a list.
     pub sources: Vec<Source>,
-    /// The client wants no more pixels than this after the resize.
+    /// The most pixels after the resize, if the client sets a limit.
     pub pixels_max: Option<u64>,
-    /// Frames of a list a second; none for one file.
+    /// Frames a second of a list of frames; none for a file.
     pub listed: Option<f64>,
-    /// It is the audio track of the video before it.
+    /// Whether it is the audio track of the video before it.
     pub of_video: bool,
-    /// What ffmpeg has found in a video file.
+    /// The result of ffmpeg for a video file.
     pub film: Option<Film>,
-    /// Whether an audio clip is taken window by window.
+    /// Whether an audio clip is transcribed window by window.
     pub windows: Windowing,
 }
 
-/// Whether an audio clip is taken window by window.
+/// Whether an audio clip is transcribed window by window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Windowing {
-    /// It is one item.
+    /// The clip is one item.
     #[default]
     Never,
-    /// If it is longer than a window.
+    /// Window by window if the clip is longer than a window.
     IfLonger,
-    /// Also if it fits into one.
+    /// Window by window even if the clip fits into one.
     Always,
 }
 
-/// Where bytes come from.
+/// The source of a medium's bytes.
 #[derive(Clone, Debug)]
 pub(crate) enum Source {
-    /// They are here.
+    /// In memory.
     Bytes(Vec<u8>),
-    /// From another server.
+    /// On another server.
     Url(String),
-    /// From a file under one of the server's roots.
+    /// In a file under one of the server's roots.
     File(PathBuf),
-    /// The audio track of the video before it.
+    /// In the audio track of the video before it.
     Track,
 }
 
 impl Medium {
-    /// One file of a kind, or the frames of a list with its frames a second.
+    /// A medium from one file, or from a list of frames with its frames a second.
     pub fn new(param: String, kind: Modality, sources: Vec<Source>, listed: Option<f64>) -> Self {
         let windows = Windowing::Never;
         Self { param, kind, sources, pixels_max: None, listed, of_video: false, film: None, windows }
@@ -62,12 +62,12 @@ impl Medium {
         Self { of_video: true, ..Self::new(param, Modality::Audio, vec![Source::Track], None) }
     }
 
-    /// Whether any of its files has to be got first.
+    /// Returns whether a file must be fetched or read before the medium is measured.
     pub fn needs_fetch(&self) -> bool {
         self.sources.iter().any(|source| matches!(source, Source::Url(_) | Source::File(_)))
     }
 
-    /// Bytes that are here.
+    /// Returns the heap bytes of its files in memory, URLs and paths.
     pub fn bytes(&self) -> u64 {
         let own = |source: &Source| match source {
             Source::Bytes(bytes) => bytes.capacity(),

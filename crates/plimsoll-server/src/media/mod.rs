@@ -12,8 +12,8 @@
 //! | `documents` | reads the text of files |
 //!
 //! Files count against the byte budget of bodies until they are decoded. Decoding and pixels count against the engine's
-//! [`Staging`](plimsoll_media::Staging). Every refusal comes before pixels are decoded; what ffmpeg reads, it reads before that.
-//! Not here: patches, encoders, the engine thread.
+//! [`Staging`](plimsoll_media::Staging). Media are refused before their pixels are decoded, and ffmpeg reads its files before that. Not
+//! here: patches, encoders, the engine thread.
 
 mod decode;
 pub(crate) mod documents;

@@ -1,4 +1,4 @@
-//! What a body names: parts of its messages that are no text, in their order.
+//! Parses the media in a body: parts of its messages that are not text, in their order.
 
 use plimsoll_engine::MediaSpec;
 use plimsoll_media::Modality;
@@ -14,7 +14,7 @@ use crate::http::fields::{Fields, Text, wrong};
 use crate::media::documents::DocumentParser;
 use crate::state::model::ModelState;
 
-/// Pixels that `detail: low` leaves an image.
+/// The most pixels of an image with `detail: low`.
 const LOW_PIXELS: u64 = 512 * 512;
 
 /// Frames of a list a second, unless the client says otherwise.
@@ -23,16 +23,16 @@ const FRAMES_PER_SECOND: f64 = 2.0;
 /// Frames a second that a list of frames may have: positions in time are counted in 32 bits.
 const FPS: std::ops::RangeInclusive<f64> = 0.01..=1000.0;
 
-/// Names of audio formats; of which one a file is, its first bytes say.
+/// Names of audio formats. The server detects a file's format from its first bytes.
 const AUDIO_FORMATS: [&str; 9] = ["wav", "mp3", "flac", "ogg", "aac", "m4a", "mp4", "opus", "webm"];
 
-/// The media of one request, as they are found.
+/// Collects the media of one request while it is parsed.
 pub(crate) struct MediaParser<'a> {
     state: &'a ModelState,
     pub media: Vec<Medium>,
-    /// Whether the model is to hear the audio tracks of videos, too.
+    /// Whether the client wants the audio tracks of videos as input, too.
     tracks: bool,
-    /// The request's files that are no media.
+    /// The request's files that are not media.
     pub files: DocumentParser<'a>,
 }
 
@@ -41,12 +41,12 @@ impl<'a> MediaParser<'a> {
         Self { state, media: Vec::new(), tracks: false, files: DocumentParser::new(&state.server) }
     }
 
-    /// Takes what the client asks of the model's processor.
+    /// Takes the client's options for the model's processor.
     pub fn processor(&mut self, fields: &mut Fields<'_>) -> ApiResult<()> {
         let Some(raw) = fields.raw("mm_processor_kwargs") else { return Ok(()) };
         let mut own = Fields::of("mm_processor_kwargs".into(), raw)?;
         self.tracks = own.take("use_audio_in_video")?.unwrap_or(false);
-        // Each of them would change the answer.
+        // Each other option would change the answer.
         own.rest_unsupported("only use_audio_in_video is known; leave it out")?;
         if self.tracks && self.state.audio().is_none() {
             let name = &self.state.served.names[0];
@@ -56,8 +56,8 @@ impl<'a> MediaParser<'a> {
         Ok(())
     }
 
-    /// Takes a part of chat's content that is no text. Returns the parts of the template's message: one, or two for a video and its
-    /// audio track that the model's processor does not interleave.
+    /// Takes a part of chat's content that is not text. Returns the parts for the template's message: one, or two for a video and its audio
+    /// track that the model's processor does not interleave.
     pub fn part(&mut self, kind: &str, fields: &mut Fields<'_>) -> ApiResult<Vec<Value>> {
         let medium = self.medium(kind, fields)?;
         let interleaved = self.state.served.engine.media().and_then(|spec| spec.places?.interleave()).is_some();
@@ -113,7 +113,7 @@ impl<'a> MediaParser<'a> {
         }
     }
 
-    /// Refuses a kind that the model does not take. `word`: what the client calls it at `at`.
+    /// Refuses a kind of media that the model does not take. `word`: the client's name for it at `at`.
     pub fn takes(&self, at: &str, word: &str, kind: Modality) -> ApiResult<()> {
         let spec = self.state.served.engine.media();
         let has = |spec: &MediaSpec| match kind {
@@ -148,15 +148,14 @@ impl<'a> MediaParser<'a> {
         self.add(Medium { pixels_max, ..Medium::new(param, Modality::Image, vec![source], None) })
     }
 
-    /// Adds an image that is given as base64, with the media type that it is said to have.
+    /// Adds an image from base64. `media_type`: its declared type.
     pub fn base64(&mut self, param: String, media_type: &str, data: &str) -> ApiResult<Value> {
         let limit = self.state.server.config.media.file_limit(Modality::Image);
         let source = Source::Bytes(decoded(&param, media_type, data, Modality::Image, limit)?);
         self.add(Medium::new(param, Modality::Image, vec![source], None))
     }
 
-    /// Adds an audio clip that is given as base64, in the format that it is said to have. What it really is, its first
-    /// bytes say.
+    /// Adds an audio clip from base64, with its declared format. The server detects the real format from the first bytes.
     pub fn audio(&mut self, param: String, data: &str, format: &str) -> ApiResult<Value> {
         if !AUDIO_FORMATS.contains(&format) {
             let message = format!("{param}.format is `{}`; known are {}", quote(format), AUDIO_FORMATS.join(", "));
@@ -177,7 +176,7 @@ impl<'a> MediaParser<'a> {
         self.add(Medium { windows, ..Medium::new(param, Modality::Audio, sources, None) })
     }
 
-    /// Adds a video: a file with its audio track if the client asks for it, or frames between commas, as vLLM takes them.
+    /// Adds a video: a file, with its audio track if the client asks for it, or frames between commas, as vLLM takes them.
     fn video(&mut self, param: String, url: &str) -> ApiResult<Value> {
         let frames = without_prefix(url, "data:video/jpeg;base64,");
         let (sources, listed) = match frames {
@@ -227,7 +226,7 @@ impl<'a> MediaParser<'a> {
         self.add_video(param, sources, Some(fps))
     }
 
-    /// Refuses more frames than a video may have.
+    /// Refuses more frames than a video may have, and an empty list.
     fn few<'t, I: Iterator<Item = &'t str> + Clone>(&self, param: &str, frames: I) -> ApiResult<I> {
         let video = self.state.served.engine.media().and_then(|spec| spec.video.as_ref());
         let limit = video.map_or(0, |video| video.rule.sampling().max_frames);
@@ -267,13 +266,13 @@ impl<'a> MediaParser<'a> {
     }
 }
 
-/// What follows a prefix in any case: the scheme, type and encoding of a data: URL have none.
+/// Returns the rest of a URL after a prefix, compared without case: the scheme, type and encoding of a data: URL have no case.
 fn without_prefix<'b>(url: &'b str, prefix: &str) -> Option<&'b str> {
     let (head, rest) = url.split_at_checked(prefix.len())?;
     head.eq_ignore_ascii_case(prefix).then_some(rest)
 }
 
-/// A URL, or an object with one and perhaps a `detail`.
+/// Reads a URL, or an object with one and perhaps a `detail`.
 fn address<'b>(param: &str, raw: &'b RawValue) -> ApiResult<(Text<'b>, Option<String>)> {
     if raw.get().starts_with('"') {
         return serde_json::from_str(raw.get()).map(|url| (url, None)).map_err(|e| wrong(param, &e));

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::measure::Measured;
 use crate::http::error::{ApiError, ApiResult, CONTEXT_LENGTH};
 
-/// Marks the place where a client's spelling of a placeholder is cut in two: a character that no text has.
+/// Marks the place where a client's spelling of a placeholder is split: a character that no text uses (a noncharacter of Unicode).
 const CUTS: std::ops::RangeInclusive<char> = '\u{FDD0}'..='\u{FDEF}';
 
 /// The placeholders of a model, as tokens and as text.
@@ -18,9 +18,9 @@ pub(crate) struct Placeholders<'a> {
     tokenizer: &'a Tokenizer,
 }
 
-/// A client's strings in which no placeholder stands any more.
+/// A client's strings after the removal of all placeholders.
 pub(crate) struct Guarded {
-    /// Parts a placeholder that was in them; none: there was none.
+    /// The character that splits the placeholders in them; none if there was no placeholder.
     cut: Option<char>,
 }
 
@@ -37,12 +37,12 @@ impl<'a> Placeholders<'a> {
         }
     }
 
-    /// The token that each position of a medium has, as text.
+    /// Returns the text of the token at each position of a medium.
     fn pad(&self, kind: Modality) -> &str {
         self.id(kind).map_or("", |id| self.tokenizer.token_name(id))
     }
 
-    /// The text that a template writes for a medium of this kind; empty if the model takes none.
+    /// Returns the text that a template writes for a medium of this kind; empty if the model takes none.
     fn word(&self, kind: Modality) -> &str {
         match (&self.spec.spelling, kind) {
             _ if self.id(kind).is_none() => "",
@@ -53,23 +53,23 @@ impl<'a> Placeholders<'a> {
         }
     }
 
-    /// Texts that a template may write for a medium, and a client must not.
+    /// Returns the texts that a template may write for a medium, and a client must not.
     fn texts(&self) -> Vec<&str> {
         let of_kind = |kind| [self.pad(kind), self.word(kind)];
         Modality::ALL.into_iter().flat_map(of_kind).filter(|text| !text.is_empty()).collect()
     }
 
-    /// Whether a prompt has a placeholder.
+    /// Returns whether a prompt has a placeholder.
     pub fn any_in(&self, prompt: &str) -> bool {
         self.texts().iter().any(|text| prompt.contains(text))
     }
 
-    /// The messages as text alone, with a placeholder where a medium stood, for a template that ignores media. None for a
+    /// Returns the messages as text alone, with a placeholder at the place of each medium, for a template that ignores media. None for a
     /// model whose template writes more than a placeholder for a medium.
     pub fn as_text(&self, messages: &Value) -> Option<Value> {
         let line_end = match &self.spec.spelling {
             Spelling::Plain | Spelling::Interleaved { .. } | Spelling::Timed => return None,
-            // As the models of this spelling were trained.
+            // The models of this spelling were trained with it.
             Spelling::Framed { .. } => "\n",
             _ => "",
         };
@@ -87,7 +87,7 @@ impl<'a> Placeholders<'a> {
         Some(messages)
     }
 
-    /// Takes the placeholders out of what a client has written: they are text then, like any other.
+    /// Splits the placeholders in the client's strings: they are then tokenized like any other text.
     pub fn guard(&self, param: &str, values: Vec<&mut Value>, more: &mut Map<String, Value>) -> ApiResult<Guarded> {
         let texts = self.texts();
         let mut found = Found { texts: &texts, placeholder: false, cuts: 0 };
@@ -105,8 +105,8 @@ impl<'a> Placeholders<'a> {
         Ok(Guarded { cut: Some(cut) })
     }
 
-    /// Writes what the model's processor does where the template has put placeholders. A template that writes them
-    /// otherwise is found out when they are counted.
+    /// Replaces the template's placeholders with the spelling of the model's processor. A later count detects a template that writes them
+    /// otherwise.
     pub fn spell(&self, prompt: String, media: &[Measured]) -> String {
         let (pad, word) = (|kind| self.pad(kind), |kind| self.word(kind));
         match &self.spec.spelling {
@@ -169,7 +169,7 @@ impl<'a> Placeholders<'a> {
         }
     }
 
-    /// Repeats every placeholder as often as its medium has tokens, and notes where each medium begins.
+    /// Repeats every placeholder as often as its medium has tokens, and notes the position of each medium.
     pub fn expand(&self, param: &str, ids: Vec<u32>, media: &mut [Measured], context: u32) -> ApiResult<Vec<u32>> {
         let more: u64 = media.iter().map(|medium| medium.shape.tokens.saturating_sub(medium.runs)).sum();
         let total = ids.len() as u64 + more;
@@ -181,7 +181,7 @@ impl<'a> Placeholders<'a> {
         }
         let mut all = Vec::with_capacity(total as usize);
         let mut waiting = media.iter_mut();
-        // The current medium, and which of its placeholders is the next.
+        // The current medium, and the number of its next placeholder.
         let mut open: Option<(&mut Measured, u64)> = None;
         for id in ids {
             if !self.spec.is_placeholder(id) {
@@ -210,7 +210,7 @@ impl<'a> Placeholders<'a> {
         Ok(all)
     }
 
-    /// Writes the placeholders of a video and of its audio track, and notes where each begins.
+    /// Writes the interleaved placeholders of a video and of its audio track, and notes the position of each.
     fn take_turns(&self, video: &mut Measured, track: &mut Measured, all: &mut Vec<u32>) {
         let mut firsts = [&mut track.first, &mut video.first].map(Some);
         for (encoder, tokens) in &video.stretches {
@@ -231,7 +231,7 @@ impl<'a> Placeholders<'a> {
     }
 }
 
-/// Every group of a video's frames behind the time at which it is shown.
+/// Writes before every group of a video's frames the time at which it is shown.
 fn timed(prompt: String, media: &[Measured], pad: &str) -> String {
     if pad.is_empty() || media.iter().all(|medium| medium.times.is_empty()) {
         return prompt;
@@ -255,7 +255,7 @@ fn timed(prompt: String, media: &[Measured], pad: &str) -> String {
     stamped
 }
 
-/// The prompt with what `spell` says in place of the word that stands for each medium.
+/// Returns the prompt with each medium's word replaced by the result of `spell`.
 fn replaced<'w>(
     prompt: &str,
     media: &[Measured],
@@ -264,7 +264,7 @@ fn replaced<'w>(
 ) -> String {
     let mut spelled = String::with_capacity(prompt.len());
     let mut rest = prompt;
-    // An audio track is spelled with its video.
+    // The spelling of a video includes its audio track.
     for medium in media.iter().filter(|medium| !medium.of_video) {
         let word = word(medium.shape.modality);
         let Some(at) = rest.find(word).filter(|_| !word.is_empty()) else { break };
@@ -276,7 +276,7 @@ fn replaced<'w>(
     spelled
 }
 
-/// Images between two words, the pieces of each behind their own.
+/// Writes images between two words, with a tag before each piece.
 fn in_pieces(prompt: &str, media: &[Measured], pad: &str, [start, end, whole]: [&str; 3]) -> String {
     each(prompt, media, pad, |medium, spelled| {
         spelled.push_str(start);
@@ -296,7 +296,7 @@ fn in_pieces(prompt: &str, media: &[Measured], pad: &str, [start, end, whole]: [
     })
 }
 
-/// Rows of squares in lines, each square behind a word, and the whole image behind an empty line.
+/// Writes the tiles of images in rows of lines, with a word before each tile, and the whole image after an empty line.
 fn in_squares(prompt: &str, media: &[Measured], pad: &str, [around, whole]: [&str; 2]) -> String {
     each(prompt, media, pad, |medium, spelled| {
         if let Some(cut) = &medium.cut {
@@ -312,7 +312,7 @@ fn in_squares(prompt: &str, media: &[Measured], pad: &str, [around, whole]: [&st
     })
 }
 
-/// The prompt with what `spell` writes in place of each image's placeholder.
+/// Returns the prompt with each image's placeholder replaced by the text that `spell` writes.
 fn each(prompt: &str, media: &[Measured], pad: &str, spell: impl Fn(&Measured, &mut String)) -> String {
     replaced(
         prompt,
@@ -327,7 +327,7 @@ fn each(prompt: &str, media: &[Measured], pad: &str, spell: impl Fn(&Measured, &
 }
 
 impl Guarded {
-    /// The pieces of a prompt of which no token spans two.
+    /// Splits a prompt into pieces so that no token spans two of them.
     pub fn pieces<'t>(&self, prompt: &'t str) -> Vec<&'t str> {
         match self.cut {
             Some(cut) => prompt.split(cut).collect(),
@@ -335,7 +335,7 @@ impl Guarded {
         }
     }
 
-    /// The prompt as it would be read.
+    /// Returns the prompt without the marks.
     pub fn plain(&self, prompt: String) -> String {
         match self.cut {
             Some(cut) => prompt.replace(cut, ""),
@@ -344,7 +344,7 @@ impl Guarded {
     }
 }
 
-/// What strings have in them.
+/// The findings in a client's strings.
 struct Found<'a> {
     texts: &'a [&'a str],
     placeholder: bool,
@@ -369,7 +369,7 @@ impl Found<'_> {
 
     fn look_in(&mut self, text: &str) {
         self.placeholder |= self.texts.iter().any(|placeholder| text.contains(placeholder));
-        // They all begin with these two bytes.
+        // The UTF-8 of each begins with these two bytes.
         if text.as_bytes().windows(2).any(|two| two == [0xEF, 0xB7]) {
             for c in text.chars().filter(|c| CUTS.contains(c)) {
                 self.cuts |= 1 << (c as u32 - *CUTS.start() as u32);
@@ -378,7 +378,7 @@ impl Found<'_> {
     }
 }
 
-/// Cuts every placeholder behind its first character.
+/// Splits every placeholder after its first character.
 fn part(value: &mut Value, texts: &[&str], cut: char) {
     let parted = |text: &str| {
         texts.iter().fold(text.to_owned(), |text, placeholder| {

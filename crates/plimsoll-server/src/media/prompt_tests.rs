@@ -11,7 +11,7 @@ use crate::media::measure::Piece;
 const IMAGE: u32 = 0;
 const VIDEO: u32 = 1;
 
-/// A tokenizer that knows two placeholders and every ASCII letter.
+/// A tokenizer that knows four special tokens and every ASCII letter.
 fn tokenizer() -> Tokenizer {
     let names = ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"];
     let special = |(id, content): (usize, &&str)| json!({"id": id, "content": content, "special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false});
@@ -85,7 +85,7 @@ fn measured(modality: Modality, tokens: u64, times: &[f64]) -> Measured {
     }
 }
 
-/// An image of two tiles in a row of four tokens each, and the whole of three.
+/// An image of two tiles in a row, of four tokens each, and the whole image of three.
 fn cut() -> Measured {
     let piece = |tokens| {
         let whole = measured(Modality::Image, tokens, &[]);
@@ -164,7 +164,7 @@ fn placeholders_become_as_many_as_their_media_have_tokens() {
     assert_eq!(media.each_ref().map(|medium| medium.first), [1, 5, 10]);
     let over = placeholders.expand("messages", ids, &mut media, 11).unwrap_err();
     assert_eq!(over.code, Some("context_length_exceeded"));
-    // More, fewer, others, in another order.
+    // More, fewer, and other placeholders, and another order.
     for bad in [
         vec![IMAGE],
         vec![IMAGE, VIDEO, VIDEO],
@@ -203,7 +203,7 @@ fn images_of_tiles_stand_between_words_and_frames_are_numbered() {
     let words = ["<img>", "</img>", "<video>"].map(String::from);
     let [start, end, video] = words;
     let image = spec.image.clone().unwrap();
-    // A frame is an image among others.
+    // The frames of a video have the placeholder of images.
     let film = VideoSpec { placeholder: image.placeholder, ..spec.video.clone().unwrap() };
     let spelling = Spelling::Framed { start, end, video };
     let spec = MediaSpec { spelling, video: Some(film), ..spec };
@@ -217,7 +217,7 @@ fn images_of_tiles_stand_between_words_and_frames_are_numbered() {
     let spelled = placeholders.spell(format!("a{pad}\nb<video>\n{pad}c"), &media);
     let whole = format!("<img>{pad}</img>");
     assert_eq!(spelled, format!("a{whole}\nbFrame1: {whole}\nFrame2: {whole}\n{whole}c"));
-    // This tokenizer knows no blanks.
+    // This tokenizer has no white space.
     let spelled = spelled.replace([' ', '\n'], "");
     let ids = tokenizer.encode_pieces(&[&*spelled], false, true).unwrap();
     let all = placeholders.expand("messages", ids, &mut media, 1000).unwrap();
@@ -225,7 +225,7 @@ fn images_of_tiles_stand_between_words_and_frames_are_numbered() {
     let starts = media.each_ref().map(|medium| medium.first as usize);
     let frames = all[starts[1]..starts[2]].iter().filter(|id| **id == IMAGE).count();
     assert!(all[starts[0]..][..7].iter().all(|id| *id == IMAGE) && frames == 8);
-    // Nor does the word for a video mean one where a client has written it.
+    // The word for a video in a client's text does not stand for one.
     let mut messages = json!("see <video>");
     let guarded = placeholders.guard("messages", vec![&mut messages], &mut Map::new()).unwrap();
     let said = messages.as_str().unwrap().to_owned();
@@ -245,7 +245,7 @@ fn frames_stand_behind_the_minute_and_second_at_which_they_are_shown() {
     let whole = |pad| format!("<|vision_start|>{pad}<|vision_end|>");
     let (frame, image) = (whole("<|video_pad|>"), whole("<|image_pad|>"));
     assert_eq!(spelled, format!("a00:00 {frame} 01:01 {frame} 100:00 {frame}b{image}c"));
-    // The word that a template writes means no video where a client has written it.
+    // The template's word for a video in a client's text does not stand for one.
     let mut messages = json!("see <film>");
     placeholders.guard("messages", vec![&mut messages], &mut Map::new()).unwrap();
     assert!(!messages.as_str().unwrap().contains("<film>"), "{messages}");
@@ -261,7 +261,7 @@ fn an_image_becomes_a_paragraph_between_its_words() {
     let spelled = placeholders.spell("a<|vision_start|>b<|vision_start|>c".into(), &media);
     let whole = "\n\n<|vision_start|><|image_pad|><|vision_end|>\n\n";
     assert_eq!(spelled, format!("a{whole}b{whole}c"));
-    // The word that a template writes means no image where a client has written it.
+    // The template's word for an image in a client's text does not stand for one.
     let mut messages = json!("see <|vision_start|> and <|image_pad|>");
     let guarded = placeholders.guard("messages", vec![&mut messages], &mut Map::new()).unwrap();
     let said = messages.as_str().unwrap().to_owned();
@@ -307,7 +307,7 @@ fn what_a_client_spells_is_text() {
         assert_eq!(guarded.plain(text.as_str().unwrap().to_owned()), said);
     }
     assert!(!messages.to_string().contains("<|image_pad|>"));
-    // Characters that no text has do not help to get one in.
+    // Noncharacters in a client's text do not let a placeholder through.
     let mut messages = json!(format!("{}\u{FDD0}{said}", "<\u{FDD0}|image_pad|>"));
     let guarded = placeholders.guard("messages", vec![&mut messages], &mut Map::new()).unwrap();
     assert_eq!(guarded.cut, Some('\u{FDD1}'));

@@ -4,7 +4,7 @@ use plimsoll_media::MediaError;
 
 use crate::http::error::ApiError;
 
-/// The option of a processor by which the model hears the audio tracks of videos.
+/// The processor's option that adds the audio tracks of videos to the input.
 pub(super) const TRACKS: &str = "mm_processor_kwargs.use_audio_in_video";
 
 /// The error for a medium at `param`.

@@ -1,4 +1,4 @@
-//! Where a medium's bytes are: in base64 in the body, or in a file under a root.
+//! Gets the bytes of a medium from base64 in the body, or from a file under a root.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::Read;
@@ -20,13 +20,13 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// What works as a video.
+/// The supported video formats, for error messages.
 const VIDEOS: &str = "animated GIF and WebP, a list of frames (`video`), and data:video/jpeg;base64 with frames between commas; \
      with --ffmpeg also MP4, QuickTime, WebM, Matroska, AVI and MPEG-TS";
-/// What works as audio.
+/// The supported audio formats, for error messages.
 const SOUNDS: &str = "WAV, FLAC, MP3 and Ogg Vorbis; with --ffmpeg also AAC, M4A, Ogg Opus and WebM";
 
-/// Refuses a URL that this server does not fetch. `known`: the schemes that this field takes, for the error.
+/// Refuses a URL that this server does not fetch. `known`: the URL schemes that this field takes, for the error.
 pub(crate) fn fetchable(config: &MediaConfig, param: &str, url: &str, known: &str) -> ApiResult<()> {
     let scheme = url.split_once(':').map_or("", |(scheme, _)| scheme);
     if !scheme.eq_ignore_ascii_case("http") && !scheme.eq_ignore_ascii_case("https") {
@@ -39,7 +39,7 @@ pub(crate) fn fetchable(config: &MediaConfig, param: &str, url: &str, known: &st
     Ok(())
 }
 
-/// Decodes base64 in one piece, if the result may be that large and its type is one that can be read.
+/// Decodes base64 in one piece, if the result is within the limit and its declared type is supported.
 pub(super) fn decoded(
     param: &str,
     media_type: &str,
@@ -51,7 +51,7 @@ pub(super) fn decoded(
     from_base64(param, data, limit)
 }
 
-/// The media type with its parameters and the base64 of a data: URL; none for any other URL.
+/// Returns the media type with its parameters and the base64 of a data: URL; none for any other URL.
 pub(crate) fn data_url<'u>(param: &str, url: &'u str) -> ApiResult<Option<(&'u str, &'u str)>> {
     let Some((_, rest)) = url.split_at_checked(5).filter(|(scheme, _)| scheme.eq_ignore_ascii_case("data:")) else {
         return Ok(None);
@@ -63,9 +63,9 @@ pub(crate) fn data_url<'u>(param: &str, url: &'u str) -> ApiResult<Option<(&'u s
     }
 }
 
-/// Decodes base64 in one piece, if the result may be that large.
+/// Decodes base64 in one piece, if the result is within the limit.
 pub(crate) fn from_base64(param: &str, data: &str, limit: (u64, &'static str)) -> ApiResult<Vec<u8>> {
-    // Mail and `base64` break lines.
+    // Mail and the program `base64` break lines.
     let solid = data.bytes().filter(|byte| !byte.is_ascii_whitespace()).count();
     let most = base64::decoded_len_estimate(solid);
     let surely = solid as u64 / 4 * 3;
@@ -108,7 +108,7 @@ pub(super) fn too_large(asked: u64, (limit, flag): (u64, &'static str)) -> Media
     MediaError::OverLimit { what: "a file", asked, limit, unit: "bytes", flag }
 }
 
-/// What may be said of images, and of audio clips.
+/// Declared types that are accepted for images, videos and audio clips.
 const IMAGE_TYPES: [&str; 7] =
     ["", "image/png", "image/jpeg", "image/jpg", "image/gif", "image/webp", "application/octet-stream"];
 const VIDEO_TYPES: [&str; 6] =
@@ -134,7 +134,7 @@ const AUDIO_TYPES: [&str; 18] = [
     "application/octet-stream",
 ];
 
-/// Refuses what is said to be something that is not read here. What it really is, its first bytes say.
+/// Refuses a declared type that is not supported. The first bytes give the real type later.
 fn check_type(param: &str, media_type: &str, kind: Modality) -> ApiResult<()> {
     let known: &[&str] = match kind {
         Modality::Image | Modality::Video => &IMAGE_TYPES,
@@ -148,8 +148,7 @@ fn check_type(param: &str, media_type: &str, kind: Modality) -> ApiResult<()> {
     Err(ApiError::unsupported(param, message))
 }
 
-/// The file that a `file://` URL names, if it may lie under one of the roots. Whether it does is seen when it is
-/// opened.
+/// Returns the path in a `file://` URL, if the server has roots. [`open`] checks whether the file lies under one of them.
 pub(super) fn local(param: &str, url: &str, roots: &[PathBuf]) -> ApiResult<PathBuf> {
     if roots.is_empty() {
         let message = format!("{param}: this server reads no files for its clients (--media-root)");
@@ -163,7 +162,7 @@ pub(super) fn local(param: &str, url: &str, roots: &[PathBuf]) -> ApiResult<Path
     Ok(PathBuf::from(path))
 }
 
-/// A URL's path without its percent signs.
+/// Decodes the percent signs of a URL's path.
 fn unescaped(path: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(path.len());
     let mut rest = path.as_bytes();
@@ -180,18 +179,17 @@ fn unescaped(path: &str) -> Option<String> {
     String::from_utf8(bytes).ok().filter(|path| !path.contains('\0'))
 }
 
-/// Opens a file under one of the roots. What lies elsewhere and what does not exist look the same to a client.
+/// Opens a file under one of the roots. A client cannot tell a file outside of them from a missing one.
 pub(super) fn open(path: &Path, roots: &[PathBuf]) -> Option<(File, u64)> {
     let mut options = OpenOptions::new();
     options.read(true);
     #[cfg(unix)]
     {
         use std::os::unix::fs::OpenOptionsExt;
-        // A pipe without a writer must not hold us up.
+        // Opening a pipe without a writer must not block.
         options.custom_flags(rustix::fs::OFlags::NONBLOCK.bits() as i32);
     }
-    // Looked at before, so that nothing outside is even opened, and again after: what was opened must be what lies
-    // there.
+    // The path is checked before, so that no file outside is even opened, and again after: the opened file must be the one at the path.
     let inside = |path: &Path| {
         let real = fs::canonicalize(path).ok()?;
         let within = |root: &PathBuf| fs::canonicalize(root).is_ok_and(|root| real.starts_with(root));
@@ -214,7 +212,7 @@ fn same_file(one: &fs::Metadata, other: &fs::Metadata) -> bool {
     one.len() == other.len() && one.modified().ok() == other.modified().ok()
 }
 
-/// The formats of a kind, for messages.
+/// Returns the supported formats of a kind, for messages.
 pub(super) fn formats(kind: Modality) -> &'static str {
     match kind {
         Modality::Video => VIDEOS,

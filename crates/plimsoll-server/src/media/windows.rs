@@ -1,7 +1,7 @@
 //! A long audio clip that goes to the engine window by window.
 //!
-//! Its file, its decoder and the room for two windows (the one that the engine still has, and the next) stay reserved until it is dropped.
-//! All of it is reserved at once, so a clip never waits for memory while it holds some.
+//! The clip's file, its decoder and the memory for two windows (the one that the engine still has, and the next) stay reserved until the
+//! clip is dropped. All of it is reserved at once, so a clip never waits for memory while it holds some.
 
 use std::mem;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::http::error::{ApiError, ApiResult, cut};
 use crate::state::model::ModelState;
 use crate::state::server::{ServerPhase, reached};
 
-/// A clip, and how far it has been read.
+/// A clip and its reading state.
 pub(crate) struct ClipWindows {
     state: Arc<ModelState>,
     param: String,
@@ -30,7 +30,7 @@ pub(crate) struct ClipWindows {
     /// Frames of the whole clip.
     pub frames: u64,
     reserved: Arc<Staged>,
-    /// None while a thread reads.
+    /// None while a thread reads from it.
     clip: Option<Box<Open>>,
     wanted: Wanted,
 }
@@ -73,7 +73,7 @@ impl ClipWindows {
         Ok(Self { state: own, param, key, shape, grid, frames: clip_frames, reserved, clip, wanted })
     }
 
-    /// The window that begins with the frame `first`, as an item at the beginning of its prompt.
+    /// Returns the window that begins at the frame `first`, as an item at the beginning of its prompt.
     pub async fn window(&mut self, first: u64) -> ApiResult<MediaItem> {
         let gone = || ApiError::internal("internal error: an audio clip is read after it has failed");
         let mut open = self.clip.take().ok_or_else(gone)?;
@@ -103,8 +103,8 @@ impl ClipWindows {
     }
 }
 
-/// Runs `read` on a blocking thread, once a decoder is free. `patience`: the most time to wait for it. A clip that has begun waits as long
-/// as it must.
+/// Runs `read` on a blocking thread, once a decoder is free. `patience`: the longest wait for a decoder; none for a clip that has begun,
+/// which waits without a limit.
 async fn on_decoder<T: Send + 'static>(
     state: &Arc<ModelState>,
     param: &str,

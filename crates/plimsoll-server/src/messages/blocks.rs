@@ -1,4 +1,4 @@
-//! An answer as Anthropic's message, whole, and the types that it shares with the stream.
+//! A whole answer as Anthropic's message, and the types that it shares with the stream.
 
 use axum::response::Response;
 use plimsoll_engine::FinishReason;
@@ -13,10 +13,10 @@ use crate::conversation::reply_reader::{Part, ReplyEnd, ReplyReader};
 use crate::http::fields::no_json;
 use crate::http::json::json;
 
-/// The signature field: reasoning is not signed here.
+/// The value of the signature field: this server does not sign reasoning.
 pub(crate) const UNSIGNED: &str = "unsigned";
 
-/// A message, complete or about to begin.
+/// A message, complete or without content yet.
 #[derive(Serialize)]
 pub(crate) struct Message<'a> {
     id: &'a str,
@@ -40,7 +40,7 @@ pub(crate) enum Block {
 }
 
 impl<'a> Message<'a> {
-    /// A message without content. `caches`: the client marks what it wants cached.
+    /// Makes a message without content. `caches`: whether the client marks prompt parts for caching.
     pub fn begun(request: &'a ActiveRequest, usage: Usage, caches: bool) -> Self {
         Self {
             id: &request.id,
@@ -55,7 +55,7 @@ impl<'a> Message<'a> {
     }
 }
 
-/// Anthropic's stop reason, and the stop sequence that ended the message.
+/// Returns Anthropic's stop reason, and the stop sequence that ended the message.
 pub(crate) fn stop_reason<'a>(
     request: &ActiveRequest,
     reading: &ReplyReader,
@@ -71,14 +71,14 @@ pub(crate) fn stop_reason<'a>(
     }
 }
 
-/// Whether the context had less room than the client asked for.
+/// Returns whether the context had less room than the client asked for.
 fn context_is_full(request: &ActiveRequest) -> bool {
     let submission = &request.submission;
     let given = submission.max_tokens(&request.state, &submission.prompts[0]);
     given.is_ok_and(|given| submission.common.max_tokens.is_some_and(|asked| given < asked))
 }
 
-/// The whole answer. `caches`: the client marks what it wants cached.
+/// Returns the whole answer. `caches`: whether the client marks prompt parts for caching.
 pub(crate) fn whole(mut request: ActiveRequest, caches: bool, collected: Collected) -> Response {
     let held = request.take_held();
     let mut reading = ReplyReader::new(&request.submission.rules);
@@ -90,7 +90,7 @@ pub(crate) fn whole(mut request: ActiveRequest, caches: bool, collected: Collect
     json(&Message { content, stop_reason, stop_sequence, ..Message::begun(&request, request.usage(), caches) }, held)
 }
 
-/// The parts of a reply as blocks, in their order.
+/// Converts the parts of a reply to blocks, in their order.
 fn blocks(parts: Vec<Part>) -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::new();
     let mut arguments = String::new();
@@ -114,7 +114,7 @@ fn blocks(parts: Vec<Part>) -> Vec<Block> {
     blocks
 }
 
-/// Gives a call the arguments that were gathered for it.
+/// Gives the collected arguments to the last block, if it is a call, and clears them.
 fn give(last: Option<&mut Block>, arguments: &mut String) {
     if let Some(Block::ToolUse { input, .. }) = last {
         *input = self::input(arguments);
@@ -122,8 +122,8 @@ fn give(last: Option<&mut Block>, arguments: &mut String) {
     arguments.clear();
 }
 
-/// Arguments as an object. Text that is not an object is put into one, under the name from Anthropic's documentation. A
-/// stream sends the model's text unchanged.
+/// Returns arguments as an object. Text that is not an object is put into one, under the name from Anthropic's documentation. A stream
+/// sends the model's text unchanged.
 pub(crate) fn input(arguments: &str) -> Box<RawValue> {
     let object = serde_json::from_str::<Box<RawValue>>(arguments).ok().filter(|raw| raw.get().starts_with('{'));
     object.unwrap_or_else(|| {

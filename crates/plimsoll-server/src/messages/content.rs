@@ -1,4 +1,4 @@
-//! Anthropic's `system` and `messages` as chat's: blocks become text, images, calls, results and reasoning of messages.
+//! Converts Anthropic's `system` and `messages` to chat's: blocks become text, images, calls, results and reasoning of messages.
 //!
 //! Texts of one message are joined by line breaks, as chat's parts are. Adjacent messages of one role become one. Each
 //! tool result becomes a message, in its place.
@@ -15,7 +15,7 @@ use crate::media::documents::{self, Document};
 use crate::media::{MediaParser, Medium};
 use crate::state::model::ModelState;
 
-/// Takes the fields: the messages, what they show, and the marks for the cache behind those of the tools.
+/// Takes the fields: the messages, their media and documents, and their cache marks after those of the tools.
 pub(crate) fn take(fields: &mut Fields<'_>, state: &ModelState, marks: Marks) -> ApiResult<Content> {
     let mut builder = MessageBuilder { messages: Vec::new(), media: MediaParser::new(state), calls: Vec::new(), marks };
     if let Some(raw) = fields.raw("system") {
@@ -36,12 +36,12 @@ pub(crate) fn take(fields: &mut Fields<'_>, state: &ModelState, marks: Marks) ->
     Ok(Content { messages, media: media.media, documents: media.files.documents, marks })
 }
 
-/// What the fields say.
+/// The parsed fields.
 pub(crate) struct Content {
     pub messages: Vec<Value>,
     pub media: Vec<Medium>,
     pub documents: Vec<Document>,
-    /// The marks for the cache.
+    /// The cache marks.
     pub marks: Marks,
 }
 
@@ -112,7 +112,7 @@ impl MessageBuilder<'_> {
             ("tool_use", "assistant") => self.call(&mut fields)?,
             ("thinking", "assistant") => {
                 let reasoning = fields.required::<String>("thinking")?;
-                // Reasoning is not signed here, and those of others are read like our own.
+                // This server signs no reasoning, and reads reasoning from other servers like its own.
                 fields.take::<String>("signature")?;
                 let message = self.turn("assistant");
                 match message.get_mut("reasoning_content") {
@@ -128,7 +128,7 @@ impl MessageBuilder<'_> {
         fields.finish()
     }
 
-    /// The message that a block of this role belongs to.
+    /// Returns the message for a block of this role.
     fn turn(&mut self, role: &str) -> &mut Map<String, Value> {
         if !self.messages.last().is_some_and(|last| last["role"] == role) {
             self.messages.push(json!({"role": role, "content": null}));
@@ -145,7 +145,7 @@ impl MessageBuilder<'_> {
         }
     }
 
-    /// An image. `at` is where its type stands.
+    /// Takes an image. `at`: the path of its type in the body.
     fn image(&mut self, at: &str, fields: &mut Fields<'_>) -> ApiResult<Value> {
         self.media.takes(at, "image", Modality::Image)?;
         let path = fields.param("source");
@@ -174,7 +174,7 @@ impl MessageBuilder<'_> {
         Ok(medium)
     }
 
-    /// A document: what stands for it in the message.
+    /// Takes a document, and returns the text for the message.
     fn document(&mut self, fields: &mut Fields<'_>) -> ApiResult<String> {
         let (at, raw) = fields.needed("source")?;
         let title = fields.take::<String>("title")?;
@@ -215,7 +215,7 @@ impl MessageBuilder<'_> {
         })
     }
 
-    /// What a tool has said and shown.
+    /// Takes a tool's result: text, images and documents.
     fn shown(&mut self, path: &str, raw: &RawValue) -> ApiResult<Value> {
         if !raw.get().starts_with('[') {
             return serde_json::from_str::<String>(raw.get()).map(Value::String).map_err(|e| wrong(path, &e));
@@ -237,7 +237,7 @@ impl MessageBuilder<'_> {
         Ok(if content.is_null() { "".into() } else { content })
     }
 
-    /// A text, or the texts of blocks that can be nothing else.
+    /// Takes a text, or blocks that may only be texts.
     fn texts(&mut self, path: &str, raw: &RawValue) -> ApiResult<String> {
         if !raw.get().starts_with('[') {
             return serde_json::from_str(raw.get()).map_err(|e| wrong(path, &e));
@@ -296,7 +296,7 @@ impl MessageBuilder<'_> {
             None => "".into(),
             Some(raw) => self.shown(&path, raw)?,
         };
-        // Templates have no other place for it.
+        // Templates have no other place for this flag.
         if fields.take("is_error")?.unwrap_or(false) {
             wrap(&mut content, "Error: ", "");
         }

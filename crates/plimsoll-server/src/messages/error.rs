@@ -1,4 +1,4 @@
-//! Errors in Anthropic's shape, for every answer of its routes: from a handler, the middleware or the router.
+//! Errors in Anthropic's form, for every answer of its routes: from a handler, the middleware or the router.
 
 use axum::body::Body;
 use axum::http::{HeaderName, HeaderValue, StatusCode, header};
@@ -33,12 +33,12 @@ struct Details {
     error_code: &'static str,
 }
 
-/// Whether a path is one of Anthropic's.
+/// Returns whether a path is one of Anthropic's.
 pub(crate) fn owns(path: &str) -> bool {
     path == "/v1/messages" || path.starts_with("/v1/messages/")
 }
 
-/// What an answer of these routes needs: the id where clients look for it, and errors in their shape.
+/// Adapts an answer of these routes: the id in the header where clients look for it, and errors in Anthropic's form.
 pub(crate) fn reshape(mut response: Response, request_id: &HeaderValue) -> Response {
     response.headers_mut().insert(REQUEST_ID, request_id.clone());
     let Some(error) = response.extensions_mut().remove::<ApiError>() else { return response };
@@ -48,7 +48,7 @@ pub(crate) fn reshape(mut response: Response, request_id: &HeaderValue) -> Respo
     Response::from_parts(parts, Body::from(body(&error, request_id.to_str().ok())))
 }
 
-/// 503 is Anthropic's 529: its clients know that number for "overloaded" and come back later.
+/// Replaces 503 with Anthropic's 529: its clients treat that number as "overloaded" and retry later.
 fn status(status: StatusCode) -> StatusCode {
     match status {
         StatusCode::SERVICE_UNAVAILABLE => StatusCode::from_u16(529).unwrap_or(status),
@@ -72,7 +72,7 @@ fn kind(status: StatusCode) -> &'static str {
 
 /// The body of an error; also the data of a stream's error event.
 pub(crate) fn body(error: &ApiError, request_id: Option<&str>) -> Vec<u8> {
-    // There is no place for the field's name but the message.
+    // Only the message has room for the field's name.
     let named = error.param.as_ref().filter(|param| !error.message.contains(param.as_str()));
     let message = named.map_or_else(|| error.message.clone(), |param| format!("{param}: {}", error.message));
     let details = error.code.map(|error_code| Details { error_code });

@@ -25,8 +25,8 @@ use crate::state::model::ModelState;
 pub(crate) use blocks::input;
 pub(crate) use error::{body as error_body, owns, reshape};
 
-/// The versions of the API. They differ in what is refused: the newer one has no `temperature`, `top_p` and `top_k`.
-/// Models here have them, so they work in either.
+/// The versions of the API. They differ in the fields that are refused: the newer one has no `temperature`, `top_p` and `top_k`. This
+/// server accepts these fields in both versions.
 const VERSIONS: [&str; 2] = ["2023-06-01", "2026-10-21"];
 
 /// `POST /v1/messages`.
@@ -55,7 +55,7 @@ struct Count {
     input_tokens: usize,
 }
 
-/// `POST /v1/messages/count_tokens`: the tokens of the prompt that the same fields make at `/v1/messages`.
+/// `POST /v1/messages/count_tokens`: the number of tokens in the prompt that the same fields make at `/v1/messages`.
 pub(crate) async fn count_tokens(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
     check_version(request.headers())?;
     let parsed = state.on_body(request, |body, state| {
@@ -67,20 +67,20 @@ pub(crate) async fn count_tokens(State(state): State<Arc<ModelState>>, request: 
     Ok(json(&Count { input_tokens: conversation.count(&state, held).await? }, None))
 }
 
-/// `anthropic-beta` needs no check: what a beta adds to a body is refused field by field.
+/// Checks the API version. `anthropic-beta` needs no check: the fields that a beta adds to a body are refused one by one.
 fn check_version(headers: &HeaderMap) -> ApiResult<()> {
     match headers.get("anthropic-version").map(|version| version.to_str().unwrap_or("")) {
         None => Ok(()),
         Some(known) if VERSIONS.contains(&known) => Ok(()),
         Some(other) => {
             let message = format!("anthropic-version is `{}`; this server has {}", quote(other), VERSIONS.join(", "));
-            // Nothing of the body has been read.
+            // The body has not been read.
             Err(ApiError { close: true, ..ApiError::unsupported("anthropic-version", message) })
         }
     }
 }
 
-/// Anthropic's counts.
+/// Anthropic's token counts.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(crate) struct Counts {
     input_tokens: u64,
@@ -91,7 +91,7 @@ pub(crate) struct Counts {
     service_tier: &'static str,
 }
 
-/// Tokens that were computed and pinned, by time.
+/// Tokens that were computed and pinned, by the pin's lifetime.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Creation {
     ephemeral_5m_input_tokens: u64,
@@ -99,8 +99,8 @@ struct Creation {
 }
 
 impl Counts {
-    /// If the client marks what it wants cached, `input_tokens` leaves out what was found in the cache and what entered it up to the
-    /// last mark, as Anthropic's does. Otherwise it is the whole prompt, as `count_tokens` reports.
+    /// If the client marks prompt parts for caching, `input_tokens` leaves out the tokens found in the cache, and those that entered it up
+    /// to the last mark, as Anthropic's does. Otherwise it is the whole prompt, as `count_tokens` reports.
     fn of(usage: Usage, caches: bool, pins: &[Pin]) -> Self {
         let cached = if caches { usage.prompt_tokens_details.cached_tokens } else { 0 };
         let entered = |pins: &mut dyn Iterator<Item = &Pin>| {

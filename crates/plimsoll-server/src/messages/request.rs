@@ -14,7 +14,7 @@ use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, cache_control};
 use crate::state::model::ModelState;
 
-/// Takes a body apart: what was asked for, and whether the client marks what it wants cached. Runs on a text worker.
+/// Parses a body. Returns the request, and whether the client marks prompt parts for caching. Runs on a text worker.
 pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<(ChatRequest, bool)> {
     let mut fields = Fields::of_body(body)?;
     let mut common = Common::take_few(&mut fields, state)?;
@@ -32,7 +32,7 @@ pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<(ChatRequest, 
     }
     fields.only("service_tier", &["\"auto\"", "\"standard_only\""])?;
     if fields.has("thread") {
-        // In the words by which Anthropic's client knows to go on without.
+        // Anthropic's client recognizes this error and continues without threads.
         let error = ApiError::invalid("thread", "thread: this server keeps no threads; send the whole conversation");
         return Err(ApiError { code: Some("thread_unsupported_request"), ..error });
     }
@@ -72,7 +72,7 @@ pub(crate) fn count(body: &[u8], state: &ModelState) -> ApiResult<Conversation> 
     Ok(said.conversation)
 }
 
-/// What agents ask of the context where nothing is to be cleared.
+/// Values of `context_management` by which agents ask that nothing be cleared.
 const CLEARS_NOTHING: [&str; 4] = [
     r#"{"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}"#,
     r#"{"edits": [{"type": "clear_thinking_20251015", "keep": {"type": "all"}}]}"#,
@@ -93,7 +93,7 @@ impl Said {
         let whole = cache_control(fields)?;
         let (tools, marks) = tools::take(fields)?;
         let Content { messages, media, documents, mut marks } = content::take(fields, state, marks)?;
-        // It stands for one on the last block.
+        // A mark on the request stands for one on its last block.
         marks.add(whole, "");
         let thinking = Thinking::take(fields)?;
         let prefilled = messages.last().is_some_and(|last| last["role"] == "assistant");
@@ -115,9 +115,9 @@ impl Said {
     }
 }
 
-/// What `thinking` asks for.
+/// The parsed field `thinking`.
 struct Thinking {
-    /// None leaves it to the model's template.
+    /// None leaves the decision to the model's template.
     on: Option<bool>,
     budget: Option<u32>,
     shown: bool,
@@ -130,7 +130,7 @@ impl Thinking {
         let kind = fields.required::<String>("type")?;
         let thinking = match kind.as_str() {
             "disabled" => Self { on: Some(false), budget: None, shown: true },
-            // As much as the model likes.
+            // The model decides how much.
             "adaptive" => Self { on: Some(true), budget: None, shown: shown(&mut fields)? },
             "enabled" => {
                 let budget = Some(fields.required::<u32>("budget_tokens")?);
@@ -146,11 +146,11 @@ impl Thinking {
     }
 }
 
-/// Reasoning is shown whole or not at all.
+/// Returns whether reasoning is shown; it is shown whole or not at all.
 fn shown(fields: &mut Fields<'_>) -> ApiResult<bool> {
     let omitted = fields.take::<String>("display")?;
     match omitted.as_deref() {
-        // Whole reasoning is more than a summary of them.
+        // Whole reasoning contains more than the requested summary.
         None | Some("summarized") => Ok(true),
         Some("omitted") => Ok(false),
         Some(_) => {
@@ -180,7 +180,7 @@ fn output_config(fields: &mut Fields<'_>, conversation: &mut Conversation) -> Ap
     Ok(asked)
 }
 
-/// What `output_config.format` was called while it was a beta.
+/// The name of `output_config.format` during its beta.
 const BETAS_FORMAT: &str = "output_format";
 
 fn output_format(raw: Option<&RawValue>, param: &'static str) -> ApiResult<Option<OutputFormat>> {

@@ -1,4 +1,4 @@
-//! A message as Anthropic's stream: blocks that begin, grow and stop one after the other, then why it ended.
+//! A message as Anthropic's stream: blocks that begin, grow and stop one after the other, then the stop reason.
 
 use plimsoll_engine::Delta;
 use serde::Serialize;
@@ -13,12 +13,12 @@ use crate::http::caller::Caller;
 use crate::http::error::ApiError;
 use crate::http::sse::Events;
 
-/// The stream's state.
+/// The state of a streamed message.
 pub(crate) struct MessageStream {
-    /// The client marks what it wants cached.
+    /// Whether the client marks prompt parts for caching.
     caches: bool,
     reading: ReplyReader,
-    /// The block that is open, and how many have begun.
+    /// The kind of the open block, and the number of blocks begun.
     open: Option<Kind>,
     begun: usize,
     end: Option<(&'static str, Option<String>)>,

@@ -7,7 +7,7 @@ use crate::conversation::tools::{ToolChoice, ToolList, ToolUse, as_chat_tool, ch
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, MAX_NODES, cache_control};
 
-/// Takes the fields, and the marks for the cache.
+/// Takes the fields, and the cache marks of the tools.
 pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<(Option<ToolUse>, Marks)> {
     let choice = fields.raw("tool_choice");
     let list = fields.take_few::<Vec<&RawValue>>("tools", MAX_NODES)?.unwrap_or_default();
@@ -15,7 +15,7 @@ pub(crate) fn take(fields: &mut Fields<'_>) -> ApiResult<(Option<ToolUse>, Marks
     let mut marks = Marks::default();
     for (i, raw) in list.iter().enumerate() {
         let param = format!("tools[{i}]");
-        // Templates write a tool in their own way: its text is not looked for.
+        // Templates write a tool in their own form, so its text is not searched for in the prompt.
         marks.add(tool(&param, raw, &mut tools)?, "");
     }
     let (choice, parallel) = match choice {
@@ -37,7 +37,7 @@ fn tool(param: &str, raw: &RawValue, tools: &mut ToolList) -> ApiResult<Option<u
     let description = fields.take("description")?;
     let strict = fields.take("strict")?;
     let caches = cache_control(&mut fields)?;
-    // Arguments are streamed as they are written.
+    // Arguments are always streamed as the model writes them.
     fields.only("eager_input_streaming", &["true"])?;
     fields.only("defer_loading", &["false"])?;
     fields.only("allowed_callers", &["[\"direct\"]"])?;
@@ -50,7 +50,7 @@ fn tool(param: &str, raw: &RawValue, tools: &mut ToolList) -> ApiResult<Option<u
     Ok(caches)
 }
 
-/// The choice, none for no calls, and whether several calls are welcome.
+/// Returns the choice, none for no calls, and whether several calls are allowed.
 fn choice(raw: &RawValue, tools: &ToolList) -> ApiResult<(Option<ToolChoice>, bool)> {
     let mut fields = Fields::of("tool_choice".into(), raw)?;
     let kind = fields.required::<String>("type")?;

@@ -16,13 +16,13 @@ use super::{InUse, Loaded};
 use crate::http::error::{ApiError, ApiResult};
 use crate::state::background::ModelUse;
 
-/// What a use of a model will be, once the model is there.
+/// The future of a use of a model, ready when the model is loaded.
 pub(super) type Entering = Pin<Box<dyn Future<Output = ApiResult<(Loaded, InUse)>> + Send>>;
 
 /// The handlers' answer, which uses the model until it is sent.
 pub(super) async fn answer(loaded: Loaded, user: InUse, mut request: Request) -> Response {
     let user = Arc::new(user);
-    // For what goes on after the answer.
+    // For work that continues after the answer.
     request.extensions_mut().insert(ModelUse(Arc::<InUse>::clone(&user)));
     match TowerToHyperService::new(loaded.routes).call(request).await {
         Ok(response) => {
@@ -33,7 +33,7 @@ pub(super) async fn answer(loaded: Loaded, user: InUse, mut request: Request) ->
     }
 }
 
-/// A body that uses a model: what is left of the request goes first.
+/// A body that keeps its model in use. On drop, the rest of the request is dropped before the use ends.
 struct Using {
     body: Body,
     _user: Arc<InUse>,
@@ -59,7 +59,7 @@ impl hyper::body::Body for Using {
     }
 }
 
-/// The next bytes of a body; none at its end, or where it broke off.
+/// Returns the next bytes of a body; none at its end, or after an error.
 pub(super) async fn next_bytes(body: &mut Body) -> Option<Bytes> {
     loop {
         if let Ok(data) = body.frame().await?.ok()?.into_data() {

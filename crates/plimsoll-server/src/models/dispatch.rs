@@ -1,4 +1,4 @@
-//! From a request's body to the model it asks for, and that model's handlers.
+//! Finds the model that a request's body names, and calls that model's handlers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,10 +16,10 @@ use crate::http::fields::Fields;
 use crate::http::form;
 use crate::{ollama, transcriptions};
 
-/// A stream is told that it waits when its model is not there by then; before that, an error still has its own status.
+/// The wait for a model after which a streaming request gets its stream with comments. Before that, an error still has its own status.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The handler of every route that asks for a model.
+/// The handler of every route whose body names a model.
 pub(super) async fn handle(State(registry): State<Arc<Registry>>, request: Request) -> ApiResult<Response> {
     let (mut head, body) = request.into_parts();
     let server = &registry.server;
@@ -47,14 +47,14 @@ pub(super) async fn handle(State(registry): State<Arc<Registry>>, request: Reque
     }
 }
 
-/// The model that a body names, and whether it asks for a stream. What is wrong with either is the handler's to say.
+/// Reads from a body the model's name, and whether it asks for a stream. The handler reports errors in either field.
 async fn look(
     registry: &Arc<Registry>,
     path: &str,
     boundary: Option<String>,
     body: ReadBody,
 ) -> ApiResult<(ReadBody, Option<String>, bool)> {
-    // Older clients of Ollama say `name`.
+    // Older clients of Ollama name the field `name`.
     let (also, by_default) = (ollama::owns(path).then_some("name"), ollama::streams_by_default(path));
     let server = Arc::clone(&registry.server);
     let worker = Arc::clone(&registry.server);

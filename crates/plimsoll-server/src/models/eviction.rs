@@ -1,4 +1,4 @@
-//! Makes room for a model: which models to unload for it, and how a model is unloaded.
+//! Makes room for a model: chooses the models to unload, and unloads them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,8 +11,7 @@ use super::slot::State;
 use crate::http::error::{ApiError, ApiResult};
 
 impl Registry {
-    /// Unloads idle models until `needed` bytes are left, those idle for longest first. A model stays loaded where that
-    /// would not help.
+    /// Unloads idle models until `needed` bytes are free, those idle for longest first. No model is unloaded if that would not free enough.
     pub(super) async fn make_room(&self, index: usize, needed: u64) -> ApiResult<()> {
         loop {
             let room = self.loader.room();
@@ -47,7 +46,7 @@ impl Registry {
         }
     }
 
-    /// Whether a model has been idle for as long as it may be.
+    /// Returns whether a model has been idle for its `idle_after`.
     pub(super) fn idle_too_long(&self, index: usize) -> bool {
         let slot = &self.slots[index];
         let inner = slot.inner();
@@ -81,9 +80,9 @@ impl Registry {
     }
 }
 
-/// The model to unload first so that `missing` bytes become free. `idle`: since when each is idle, its index and its
-/// bytes. Takes the models idle for longest that are enough together, leaves out those that are not needed, and returns
-/// the oldest of the rest. None where all models together are not enough.
+/// Returns the model to unload first so that `missing` bytes become free. `idle`: the start of each model's idle time, its index and its
+/// bytes. Takes the models idle for longest that are enough together, leaves out those that are not needed, and returns the oldest of the
+/// rest. None where all models together are not enough.
 fn first_to_go(mut idle: Vec<(Instant, usize, u64)>, missing: u64) -> Option<usize> {
     idle.sort_unstable();
     let mut gain = 0;
@@ -92,7 +91,7 @@ fn first_to_go(mut idle: Vec<(Instant, usize, u64)>, missing: u64) -> Option<usi
         gain >= missing
     });
     idle.truncate(enough? + 1);
-    // Models that are not needed stay loaded. The one used last is checked first.
+    // Models that are not needed stay loaded. The last used one is checked first.
     for at in (0..idle.len()).rev() {
         if gain - idle[at].2 >= missing {
             gain -= idle.remove(at).2;

@@ -1,7 +1,7 @@
 //! Loading: one model at a time, and only while requests wait for it.
 //!
-//! When no request has waited for a moment, the load stops at its next checkpoint and releases everything. A load also
-//! stops when the server shuts down and its time is up.
+//! A load stops at its next checkpoint and releases everything when no request has waited for a while. A load also stops when the server
+//! shuts down and the drain's time is up.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ use crate::state::request_log::tenths;
 use crate::state::server::{ServerPhase, reached};
 use crate::state::threads::spawn_thread;
 
-/// A load that has failed is not tried again for this long: its error is told at once.
+/// For this long after a failed load, requests get its error at once and the load is not repeated.
 const FAILED_FOR: Duration = Duration::from_secs(5);
 
-/// Seconds after which a client retries when other models use the memory.
+/// Seconds after which a client should retry when other models use the memory.
 pub(super) const RETRY_AFTER_S: u32 = 5;
 
 impl Registry {
@@ -34,7 +34,7 @@ impl Registry {
         Some((loaded, InUse::begin(self, index, &mut inner)))
     }
 
-    /// Begins a use of a model, which is loaded if it is not.
+    /// Begins a use of a model, and loads the model if necessary.
     pub(super) async fn ensure(self: Arc<Self>, index: usize) -> ApiResult<(Loaded, InUse)> {
         if let Some(found) = self.enter(index) {
             return Ok(found);
@@ -52,13 +52,13 @@ impl Registry {
         }
     }
 
-    /// The same, when it is this model's turn.
+    /// Does the same after waiting for the lock on loading.
     async fn entered(self: &Arc<Self>, index: usize) -> ApiResult<(Loaded, InUse)> {
         let turn = Arc::clone(&self.turn).lock_owned().await;
         if let Some(found) = self.enter(index) {
             return Ok(found);
         }
-        // A separate task: the load comes to its own end, even when this request stops waiting.
+        // A separate task: the load completes or stops by itself, even when this request stops waiting.
         let this = Arc::clone(self);
         let loading = tokio::spawn(async move {
             let result = this.load(index).await;
@@ -68,7 +68,7 @@ impl Registry {
         loading.await.unwrap_or_else(|_| Err(self.server.panicked("loading the model")))
     }
 
-    /// Loads a model. Only in turn.
+    /// Loads a model. The caller holds [`Registry::turn`].
     async fn load(self: &Arc<Self>, index: usize) -> ApiResult<(Loaded, InUse)> {
         if self.server.draining() {
             return Err(ApiError::shutting_down());
@@ -107,7 +107,7 @@ impl Registry {
 
     async fn try_load(&self, index: usize) -> Result<Loaded, NotLoaded> {
         let slot = &self.slots[index];
-        // Anew each time: its files may have been replaced.
+        // Computed for each load: the model's files may have been replaced.
         let needed = self.needed(index).await;
         let needed = needed.inspect_err(|error| report(slot.name(), 0, 0.0, error)).map_err(NotLoaded::Failed)?;
         slot.inner().needed = Some(needed);
@@ -123,8 +123,8 @@ impl Registry {
         Ok(Loaded { routes: model_routes(Arc::clone(&state)), state })
     }
 
-    /// Gets the bytes that a model plans from the loader, while requests wait for it. After that, a fetch that hangs
-    /// runs on alone to its own end and leaves nothing behind: the next model need not wait for it.
+    /// Gets the bytes that a model plans from the loader, while requests wait for it. If they stop waiting, a fetch that hangs ends by
+    /// itself and leaves nothing behind: the next model need not wait for it.
     async fn needed(&self, index: usize) -> Result<u64, LoadError> {
         let cancel = Cancel::new();
         let looked_at = cancel.clone();
@@ -184,7 +184,7 @@ impl Registry {
         }
     }
 
-    /// Has the loader do something on a thread of its own.
+    /// Runs the loader's work on a separate thread.
     async fn blocking<T: Send + 'static>(
         &self,
         work: impl FnOnce(&dyn Loader) -> Result<T, LoadError> + Send + 'static,
@@ -196,7 +196,7 @@ impl Registry {
     }
 }
 
-/// One line for a load that came to nothing.
+/// Logs one line for a load that did not succeed.
 fn report(model: &str, planned_bytes: u64, seconds: f64, error: &LoadError) {
     match error {
         LoadError::Cancelled => {
@@ -206,14 +206,14 @@ fn report(model: &str, planned_bytes: u64, seconds: f64, error: &LoadError) {
     }
 }
 
-/// Why a load came to nothing.
+/// The reason why a model was not loaded.
 enum NotLoaded {
-    /// There is no room at the moment; nothing was tried.
+    /// There is no room at the moment; no load was tried.
     Crowded(ApiError),
     Failed(LoadError),
 }
 
-/// What a client is told.
+/// Returns the error for the client.
 fn told(name: &str, error: &LoadError) -> ApiError {
     let named = |error: ApiError| ApiError { param: Some("model".into()), ..error };
     match error {

@@ -1,11 +1,11 @@
-//! Several models in one process, by name. The first request for a model loads it. It is unloaded when it has been idle
-//! for long, or when another model needs its memory. All of them share one memory limit.
+//! Several models in one process, by name. The first request for a model loads it. A model is unloaded when it has been idle for long, or
+//! when another model needs its memory. All models share one memory limit.
 //!
-//! A model has one size: the plan for it alone under the memory limit, so that its limits are the same at every load.
-//! It is loaded when that much is left. To make room, idle models are unloaded, the one idle for longest first. One
-//! model is loaded at a time; requests wait meanwhile.
+//! A model has one size: the plan for it alone under the memory limit, so that its limits are the same at every load. It is loaded when
+//! that much is left. To make room, idle models are unloaded, the one idle for longest first. One model is loaded at a time; requests wait
+//! meanwhile.
 //!
-//! Not here: how a model is found, planned and built ([`Loader`]), and what a request is (`state`).
+//! Not here: finding, planning and building a model ([`Loader`]), and the state of requests (`state`).
 
 mod answer;
 mod dispatch;
@@ -36,7 +36,7 @@ use crate::state::model::ModelState;
 use crate::state::server::ServerState;
 use crate::transcriptions;
 
-/// Most models of one server.
+/// The most models of one server.
 const MODELS_MAX: usize = 64;
 
 /// Time between two searches for idle models.
@@ -45,35 +45,35 @@ const LOOK: Duration = Duration::from_millis(500);
 /// A model that can be loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Names it answers to; the first is canonical.
+    /// The model's names; the first is canonical.
     pub names: Vec<String>,
-    /// It is unloaded when it has been idle for this long. None: only when another model needs its memory.
+    /// The idle time after which the model is unloaded. None: only when another model needs its memory.
     pub idle_after: Option<Duration>,
-    /// Bytes that constrained output of this model may take.
+    /// Bytes that structured output of this model may take.
     pub grammar_bytes: u64,
 }
 
 /// Why a model could not be loaded, in words for clients.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
-    /// It does not fit under the line even alone.
+    /// The model does not fit under the memory limit even alone.
     #[error("{0}")]
     TooLarge(String),
-    /// Not now: the machine has no room for it.
+    /// The machine has no room for the model at the moment.
     #[error("{0}")]
     NoRoom(String),
-    /// It is broken, or cannot be found.
+    /// The model is broken, or cannot be found.
     #[error("{0}")]
     Failed(String),
-    /// No request waited for it any more.
+    /// No request waited for the model any more, or the server shut down.
     #[error("the load was given up")]
     Cancelled,
 }
 
 /// Plans, builds and ends engines. All methods may block: they are called on threads that may wait.
 pub trait Loader: Send + Sync + 'static {
-    /// Bytes that the `index`-th model plans. Its files may have to be fetched first. Given up once `cancel` says that
-    /// no request waits.
+    /// Returns the bytes that the `index`-th model plans. Its files may have to be fetched first. Stops once `cancel` is set, because no
+    /// request waits.
     ///
     /// # Errors
     /// [`LoadError`] when it can never be loaded.
@@ -82,24 +82,24 @@ pub trait Loader: Send + Sync + 'static {
     /// Bytes under the memory limit that are not part of any plan.
     fn room(&self) -> u64;
 
-    /// Loads the `index`-th model, until `cancel` says that no request waits for it any more.
+    /// Loads the `index`-th model. Stops once `cancel` is set, because no request waits for it any more.
     ///
     /// # Errors
-    /// [`LoadError`]; nothing of it stays then.
+    /// [`LoadError`]; no part of the model then stays in memory.
     fn load(&self, index: usize, cancel: &Cancel) -> Result<Served, LoadError>;
 
-    /// Ends an engine that no request uses and gives its memory back, with that of its last handle. False when it did
-    /// not end in time.
+    /// Ends an engine that no request uses and frees its memory, together with its last handle. Returns false when the engine did not end
+    /// in time.
     fn unload(&self, engine: EngineHandle) -> bool;
 
-    /// What these engines, all that they share, and a model on its way in or out hold, as one.
+    /// Returns one report over these engines, all that they share, and a model that is being loaded or unloaded.
     fn report(&self, engines: &[&EngineHandle]) -> LedgerReport;
 
-    /// The same without these engines.
+    /// Returns the same report without these engines.
     fn shared_report(&self, engines: &[&EngineHandle]) -> LedgerReport;
 }
 
-/// All of them.
+/// All models of a server.
 pub(crate) struct Registry {
     server: Arc<ServerState>,
     slots: Vec<Slot>,
@@ -109,10 +109,10 @@ pub(crate) struct Registry {
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// Serves several models until it is told to end, then drains as `serve` does.
+/// Serves several models until it is told to stop, then drains as `serve` does.
 ///
 /// # Errors
-/// [`ServeError::Config`] when limits contradict each other or a name is there twice.
+/// [`ServeError::Config`] when limits contradict each other or a name occurs twice.
 pub async fn serve_models(
     listener: TcpListener,
     listed: Vec<Listed>,
@@ -214,7 +214,7 @@ impl Registry {
         Arc::new(Self { server, slots, loader, created_s, turn: Arc::default() })
     }
 
-    /// Which model goes by a name; the first where none is named.
+    /// Returns the index of the model with this name; without a name, of the first model.
     fn find(&self, name: Option<&str>) -> ApiResult<usize> {
         let Some(name) = name.filter(|name| *name != "default") else { return Ok(0) };
         let known = |slot: &Slot| is_named(&slot.listed.names, name);
@@ -227,17 +227,17 @@ impl Registry {
         })
     }
 
-    /// Those that are loaded, in the order in which they are listed.
+    /// Returns the loaded models, in their listed order.
     fn loaded(&self) -> Vec<Arc<ModelState>> {
         self.slots.iter().filter_map(Slot::loaded).collect()
     }
 
-    /// Nothing new is taken.
+    /// Refuses new requests in every loaded engine.
     fn drain(&self) {
         self.loaded().iter().for_each(|state| state.served.engine.drain());
     }
 
-    /// The server is over: every engine ends.
+    /// Ends every engine at the end of the server.
     async fn end(&self) {
         // A load that is under way has been told to stop.
         let load_checkpoint_timeout = self.server.config.load_checkpoint_timeout;

@@ -1,4 +1,4 @@
-//! What there is to see of several models: one list, one ledger, one status, each with every model's name.
+//! Pages about several models: one list, one ledger, one status, each with every model's name.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -34,25 +34,25 @@ fn model<'a>(registry: &Registry, slot: &'a Slot, id: &'a str) -> Model<'a> {
     Model::new(id, slot.name(), registry.created_s, served, Some(inner.state.name()))
 }
 
-/// What is here.
+/// `GET /`: the index page.
 pub(super) async fn index(State(registry): State<Arc<Registry>>) -> Response {
     let names = registry.slots.iter().flat_map(|slot| &slot.listed.names);
     crate::ops::index::page(&registry.server, names.map(String::as_str).collect())
 }
 
-/// Every name of every model.
+/// Lists every name of every model.
 pub(super) async fn list(State(registry): State<Arc<Registry>>) -> Response {
     let names = registry.slots.iter().flat_map(|slot| slot.listed.names.iter().map(move |name| (slot, name)));
     listed(names.map(|(slot, name)| model(&registry, slot, name)).collect())
 }
 
-/// One name; 404 when the server does not know it.
+/// Describes the model with one name; 404 when the server does not know it.
 pub(super) async fn one(State(registry): State<Arc<Registry>>, Name(id): Name) -> ApiResult<Response> {
     let slot = &registry.slots[registry.find(Some(&id))?];
     Ok(json(&model(&registry, slot, &id), None))
 }
 
-/// `GET /api/tags`: every name of every model. What is known of a model's files is told while it is loaded.
+/// `GET /api/tags`: every name of every model. Details of a model's files are only known while it is loaded.
 pub(super) async fn tags(State(registry): State<Arc<Registry>>) -> Response {
     let unknown = About::default();
     let loaded = registry.slots.iter().map(Slot::loaded).collect::<Vec<_>>();
@@ -75,12 +75,12 @@ pub(super) async fn ps(State(registry): State<Arc<Registry>>) -> Response {
     catalog::listed(entries.collect())
 }
 
-/// 200 when every engine makes progress; 503 with the name of one that does not.
+/// 200 when every engine makes progress; otherwise 503 with the name of an engine that does not.
 pub(super) async fn health(State(registry): State<Arc<Registry>>) -> ApiResult<Response> {
     healthy(&registry, "healthy")
 }
 
-/// 200 when a new request would be taken.
+/// 200 when the server takes new requests.
 pub(super) async fn ready(State(registry): State<Arc<Registry>>) -> ApiResult<Response> {
     if registry.server.draining() {
         return Err(ApiError::shutting_down());
@@ -102,10 +102,10 @@ fn engines(models: &[Arc<ModelState>]) -> Vec<&EngineHandle> {
     models.iter().map(|state| &state.served.engine).collect()
 }
 
-/// The ledger and the models it is made of.
+/// The ledger and its models.
 #[derive(Serialize)]
 struct Memory<'a> {
-    /// The sum, with what all models share.
+    /// The sum over the models, with the memory that they share.
     #[serde(flatten)]
     whole: LedgerReport,
     models: Vec<Part<'a>>,
@@ -116,21 +116,21 @@ struct Memory<'a> {
 struct Part<'a> {
     model: &'a str,
     state: &'static str,
-    /// What it plans when it is loaded; null before that was ever asked.
+    /// The bytes that it plans when it is loaded; null before its first load.
     planned_bytes: Option<u64>,
-    /// How often it was loaded.
+    /// The number of its loads.
     loads: u64,
-    /// Requests that are being answered by it.
+    /// Requests that it is answering.
     in_use: usize,
     /// Requests that wait until it is loaded.
     waiting: usize,
     idle_seconds: f64,
-    /// While it is loaded.
+    /// The engine's own part of the ledger, while the model is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     ledger: Option<Own>,
 }
 
-/// What belongs to one engine alone.
+/// The part of the ledger that belongs to one engine alone.
 #[derive(Serialize)]
 struct Own {
     committed_bytes: u64,
@@ -171,7 +171,7 @@ pub(super) async fn memory(State(registry): State<Arc<Registry>>) -> Response {
     json(&Memory { whole, models: registry.slots.iter().map(part).collect() }, None)
 }
 
-/// Status and the models it is about.
+/// The status and its models.
 #[derive(Serialize)]
 struct Statuses<'a> {
     #[serde(flatten)]
@@ -219,7 +219,7 @@ struct Cache<'a> {
     now: CacheReport,
 }
 
-/// `GET /v1/cache`: of each model that is loaded.
+/// `GET /v1/cache`: the cache of each loaded model.
 pub(super) async fn cache(State(registry): State<Arc<Registry>>) -> Response {
     let models = registry.loaded();
     let of = |state| Cache { model: label(state), before: None, now: state.served.engine.cache_report() };
@@ -230,14 +230,14 @@ fn label(state: &ModelState) -> &str {
     state.label.as_deref().unwrap_or_default()
 }
 
-/// `DELETE /v1/cache`: all of them forget; answers when it is done.
+/// `DELETE /v1/cache`: clears the cache of every loaded model, and answers when this is done.
 pub(super) async fn clear(State(registry): State<Arc<Registry>>) -> ApiResult<Response> {
     let loaded = registry.loaded();
     let mut models = Vec::new();
     for state in &loaded {
         match timeout(CLEAR_TIMEOUT, state.served.engine.clear_cache()).await {
             Ok(Some((before, now))) => models.push(Cache { model: label(state), before: Some(before), now }),
-            // It was unloaded meanwhile, and its cache with it.
+            // The model was unloaded meanwhile, and its cache with it.
             Ok(None) => {}
             Err(_) => {
                 let message = format!("`{}` is still busy with a step; its cache is cleared after it", label(state));

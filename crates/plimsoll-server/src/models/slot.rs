@@ -1,4 +1,4 @@
-//! The slot of one model: its state, the requests that use it and those that wait for it.
+//! The slot of one model: its state, the requests that use it and the requests that wait for it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -16,7 +16,7 @@ pub(super) struct Loaded {
     pub routes: Router,
 }
 
-/// Where a model stands.
+/// The state of a model.
 pub(super) enum State {
     Unloaded,
     Loading,
@@ -35,21 +35,21 @@ impl State {
     }
 }
 
-/// What changes of a model.
+/// The mutable state of a slot.
 pub(super) struct Inner {
     pub state: State,
-    /// Requests that are being answered by it.
+    /// Requests that the model is answering.
     pub users: usize,
-    /// When it was last used.
+    /// The time of its last use.
     pub used: Instant,
-    /// What it plans, once that is known.
+    /// The bytes that it plans, once they are known.
     pub needed: Option<u64>,
-    /// The last load that failed.
+    /// The time and the error of its last failed load.
     pub failed: Option<(Instant, LoadError)>,
     pub loads: u64,
 }
 
-/// A model and where it stands.
+/// A model and its state.
 pub(super) struct Slot {
     pub listed: Listed,
     inner: Mutex<Inner>,
@@ -73,7 +73,7 @@ impl Slot {
         &self.listed.names[0]
     }
 
-    /// The model, if it is loaded.
+    /// Returns the model's state if it is loaded.
     pub fn loaded(&self) -> Option<Arc<ModelState>> {
         match &self.inner().state {
             State::Loaded(loaded) => Some(Arc::clone(&loaded.state)),
@@ -82,14 +82,14 @@ impl Slot {
     }
 }
 
-/// A use of a loaded model; it is not unloaded before this is dropped.
+/// A use of a loaded model, which is not unloaded before this is dropped.
 pub(super) struct InUse {
     registry: Arc<Registry>,
     index: usize,
 }
 
 impl InUse {
-    /// Begins a use of the `index`-th model, which `inner` says is loaded.
+    /// Begins a use of the `index`-th model, which must be loaded according to `inner`.
     pub fn begin(registry: &Arc<Registry>, index: usize, inner: &mut Inner) -> Self {
         inner.users += 1;
         inner.used = Instant::now();
@@ -105,7 +105,7 @@ impl Drop for InUse {
     }
 }
 
-/// A request that waits until a model is loaded; a load for which there is none any more is given up.
+/// A request that waits until a model is loaded; a load that no request waits for is cancelled.
 pub(super) struct Waiting {
     registry: Arc<Registry>,
     index: usize,

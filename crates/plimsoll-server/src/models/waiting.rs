@@ -1,5 +1,5 @@
-//! A stream that waits for its model: comments keep it alive, then it is the handlers' own, or an error in its API's
-//! shape.
+//! A stream that waits for its model: comments keep the connection alive. Then follows the handlers' stream, or an error in the form of its
+//! API.
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
@@ -29,7 +29,7 @@ enum Stage {
     Over,
 }
 
-/// The answer to a streaming request while its model is being loaded.
+/// Returns the answer to a streaming request while its model is being loaded.
 pub(super) fn response(server: &Arc<ServerState>, entering: Entering, request: Request) -> Response {
     let caller = Caller::current();
     let headers = if ollama::owns(request.uri().path()) { sse::LINE_HEADERS } else { sse::HEADERS };
@@ -67,7 +67,7 @@ async fn next(stage: Stage) -> Option<(Bytes, Stage)> {
     Some((bytes, Stage::Passing(body)))
 }
 
-/// The stream that the model's handlers answer with.
+/// Returns the body of the model's answer.
 async fn begun(
     server: &ServerState,
     caller: Caller,
@@ -81,7 +81,7 @@ async fn begun(
     response.extensions_mut().remove::<ApiError>().map_or_else(|| Ok(response.into_body()), Err)
 }
 
-/// An error as the last events of a stream of the API at `path`.
+/// Returns an error as the last events of a stream of the API at `path`.
 fn last_words(path: &str, request_id: &str, error: &ApiError) -> Bytes {
     let mut out = Events::default();
     match path {

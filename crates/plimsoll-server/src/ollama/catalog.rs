@@ -1,5 +1,5 @@
-//! What Ollama's clients ask about models: `/api/version`, `/api/tags`, `/api/ps`, `/api/show`; and what would change them:
-//! `/api/pull`, `/api/delete`.
+//! Ollama's routes about models: `/api/version`, `/api/tags`, `/api/ps`, `/api/show`; and those that would change models: `/api/pull`,
+//! `/api/delete`.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -19,10 +19,10 @@ use crate::http::sse::{Events, LINE_HEADERS};
 use crate::state::config::{About, SamplingDefaults, Served};
 use crate::state::model::ModelState;
 
-/// The release of Ollama whose API this is: clients ask whether it is new enough.
+/// The release of Ollama whose API this is: clients check that it is new enough.
 const API_VERSION: &str = "0.12.11";
 
-/// When a model is unloaded that always stays.
+/// The unload time of a model that is never unloaded.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
 #[derive(Serialize)]
@@ -35,7 +35,7 @@ pub(crate) async fn version() -> Response {
     json(&Version { version: API_VERSION }, None)
 }
 
-/// `DELETE /api/delete`. Nothing of the body is read.
+/// `DELETE /api/delete`. The body is not read.
 pub(crate) async fn delete() -> ApiError {
     let message = "this server deletes no models: its command line says which it serves";
     ApiError { close: true, ..ApiError::unsupported("model", message) }
@@ -64,7 +64,7 @@ impl<'a> Details<'a> {
     }
 }
 
-/// A number of parameters as Ollama writes it: `134.5M`, `7.6B`; empty where it is not known.
+/// Returns a number of parameters in Ollama's form: `134.5M`, `7.6B`; empty if it is not known.
 fn size(parameters: u64) -> String {
     let in_units = |unit: f64| parameters as f64 / unit;
     match parameters {
@@ -85,16 +85,16 @@ pub(crate) struct Entry<'a> {
     size: u64,
     digest: String,
     details: Details<'a>,
-    /// Of a model that is loaded.
+    /// Present for a loaded model in `/api/ps`.
     #[serde(flatten)]
     running: Option<Running>,
 }
 
-/// What more is known of a model that is loaded.
+/// Further details of a loaded model.
 #[derive(Serialize)]
 struct Running {
     expires_at: String,
-    /// Bytes of a GPU's memory: everything is computed on the CPU.
+    /// Bytes of GPU memory: 0 here.
     size_vram: u64,
     context_length: u32,
 }
@@ -110,7 +110,7 @@ pub(crate) fn listed(models: Vec<Entry<'_>>) -> Response {
 }
 
 impl<'a> Entry<'a> {
-    /// A model under one of its names, in `/api/tags`. One that is not loaded is `About::default()`: nothing is known of it.
+    /// An entry of `/api/tags`: a model under one of its names. For a model that is not loaded, `about` is the default without details.
     pub fn tag(name: &str, created_s: u64, about: &'a About) -> Self {
         let name = tagged(name);
         Self {
@@ -124,7 +124,7 @@ impl<'a> Entry<'a> {
         }
     }
 
-    /// A model that is loaded, in `/api/ps`.
+    /// An entry of `/api/ps`: a loaded model.
     pub fn running(name: &str, served: &'a Served, expires: Option<SystemTime>) -> Self {
         let expires_at = expires.and_then(|at| at.duration_since(SystemTime::UNIX_EPOCH).ok());
         let running = Running {
@@ -137,26 +137,26 @@ impl<'a> Entry<'a> {
     }
 }
 
-/// A name with a tag, as Ollama lists it.
+/// Returns a name with a tag, as Ollama lists it.
 fn tagged(name: &str) -> String {
     let last = name.rsplit('/').next().unwrap_or(name);
     if last.contains(':') { name.to_owned() } else { format!("{name}:latest") }
 }
 
-/// Tells models apart: clients show its beginning. It says nothing of files.
+/// Returns a hash that tells models apart: clients show its beginning. It does not depend on the files' content.
 fn digest(name: &str, about: &About) -> String {
     let About { format, family, quantization, parameters, bytes } = about;
     let hash = Sha256::digest(format!("{name}\n{format}\n{family}\n{quantization}\n{parameters}\n{bytes}"));
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// `GET /api/tags` of a server of one model.
+/// `GET /api/tags` of a server with one model.
 pub(crate) async fn tags(State(state): State<Arc<ModelState>>) -> Response {
     let Served { names, created_s, about, .. } = &state.served;
     listed(names.iter().map(|name| Entry::tag(name, *created_s, about)).collect())
 }
 
-/// `GET /api/ps` of a server of one model.
+/// `GET /api/ps` of a server with one model.
 pub(crate) async fn ps(State(state): State<Arc<ModelState>>) -> Response {
     listed(vec![Entry::running(&state.served.names[0], &state.served, None)])
 }
@@ -200,7 +200,7 @@ pub(crate) async fn show(State(state): State<Arc<ModelState>>, request: Request)
 fn show_request(body: &[u8], state: &ModelState) -> ApiResult<()> {
     let mut fields = Fields::of_body(body)?;
     named(&mut fields, state)?;
-    // All that is known is told.
+    // The answer always has all details.
     fields.take::<bool>("verbose")?;
     for name in ["system", "template"] {
         fields.only(name, &["\"\""])?;
@@ -209,7 +209,7 @@ fn show_request(body: &[u8], state: &ModelState) -> ApiResult<()> {
     fields.finish()
 }
 
-/// The sampling of requests that name none, one a line.
+/// Returns the default sampling of requests, one value a line.
 fn parameters(sampling: &SamplingDefaults) -> String {
     let SamplingDefaults { temperature, top_p, top_k, min_p, repetition_penalty, .. } = sampling;
     format!(
@@ -228,7 +228,7 @@ fn model_info(served: &Served) -> Map<String, Value> {
     info
 }
 
-/// What the model can do, in Ollama's words.
+/// Returns the model's abilities by Ollama's names.
 fn capabilities(served: &Served) -> Vec<&'static str> {
     let (generates, formats) = (served.generates() && !served.transcribes_only(), &served.formats);
     let thinks = formats.reasoning.or(formats.reasoning_with_tools).is_some();
@@ -250,7 +250,7 @@ struct Status {
     status: &'static str,
 }
 
-/// `POST /api/pull`. The model is there: an unknown one is refused, and one of several has been loaded before this is asked.
+/// `POST /api/pull`. The model is present: an unknown one is refused, and one of several has been loaded before this handler runs.
 pub(crate) async fn pull(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
     let streams = state.on_body(request, |body, state| pull_request(&body.bytes, state)).await?;
     let done = Status { status: "success" };

@@ -1,4 +1,4 @@
-//! Ollama's `messages` as chat's: images become parts of the content, calls get the ids that some templates ask for.
+//! Converts Ollama's `messages` to chat's: images become parts of the content, calls get the ids that some templates require.
 
 use plimsoll_media::Modality;
 use serde_json::value::RawValue;
@@ -18,7 +18,7 @@ pub(super) struct MessageBuilder<'a> {
     pub messages: Vec<Value>,
     parser: MediaParser<'a>,
     arguments: Arguments,
-    /// Calls without a result yet: name and id.
+    /// Name and id of each call without a result yet.
     open: Vec<(String, String)>,
     calls: usize,
 }
@@ -29,12 +29,12 @@ impl<'a> MessageBuilder<'a> {
         Self { messages: Vec::new(), parser, arguments: Arguments::default(), open: Vec::new(), calls: 0 }
     }
 
-    /// The messages and what they show.
+    /// Returns the messages and their media.
     pub fn into_parts(self) -> (Vec<Value>, Vec<Medium>) {
         (self.messages, self.parser.media)
     }
 
-    /// Takes the field; absent is empty.
+    /// Takes the field `messages`; an absent field is empty.
     pub fn take(&mut self, fields: &mut Fields<'_>) -> ApiResult<()> {
         let Some(raw) = fields.raw("messages") else { return Ok(()) };
         check_nodes("messages", raw.get(), MAX_NODES)?;
@@ -45,7 +45,7 @@ impl<'a> MessageBuilder<'a> {
         Ok(())
     }
 
-    /// A user's text with images, which come first, as in Ollama's own prompts.
+    /// Returns a user's text with its images, which come first, as in Ollama's own prompts.
     pub fn content(&mut self, fields: &mut Fields<'_>, text: &str) -> ApiResult<Value> {
         let at = fields.param("images");
         let images = fields.take_few::<Vec<Text<'_>>>("images", MAX_NODES)?.unwrap_or_default();
@@ -106,7 +106,7 @@ impl<'a> MessageBuilder<'a> {
         self.open.push((text(&call["function"]["name"]), text(&call["id"])));
     }
 
-    /// Says which call a result belongs to: the oldest open one of its name.
+    /// Adds to a result the id of its call: the oldest open one of its name.
     fn answered(&mut self, message: &mut Map<String, Value>, name: Option<&str>, id: Option<String>) {
         let meant = |(called, own): &(String, String)| match (&id, name) {
             (Some(id), _) => own == id,

@@ -1,9 +1,9 @@
-//! Ollama's API below `/api`, so that its clients work unchanged: `/api/chat` and `/api/generate` here, the pages that describe
-//! models in `catalog`. Embeddings are in `pooling`.
+//! Ollama's API below `/api`, so that its clients work unchanged. `/api/chat` and `/api/generate` are here, the routes about models in
+//! `catalog`, embeddings in `pooling`.
 //!
-//! A body becomes the same [`ChatRequest`](crate::conversation::ChatRequest) or
-//! [`Submission`](crate::conversation::submission::Submission) as at `/v1`. Only fields, answers and errors are spelled differently:
-//! streams are lines of JSON, `stream` is on unless the body says otherwise, durations are in nanoseconds.
+//! A body becomes the same [`ChatRequest`](crate::conversation::ChatRequest) or [`Submission`](crate::conversation::submission::Submission)
+//! as at `/v1`. Only fields, answers and errors have Ollama's form: streams are lines of JSON, `stream` is on by default, durations are in
+//! nanoseconds.
 
 pub(crate) mod catalog;
 mod error;
@@ -36,7 +36,7 @@ pub(crate) enum Route {
 }
 
 impl Route {
-    /// The name in logs and traces.
+    /// Returns the name in logs and traces.
     fn name(self) -> &'static str {
         match self {
             Self::Chat => "ollama_chat",
@@ -45,7 +45,7 @@ impl Route {
     }
 }
 
-/// Whether the route at `path` streams when the body does not say.
+/// Returns whether the route at `path` streams by default.
 pub(crate) fn streams_by_default(path: &str) -> bool {
     matches!(path, "/api/chat" | "/api/generate" | "/api/pull")
 }

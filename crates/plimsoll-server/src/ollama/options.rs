@@ -1,4 +1,4 @@
-//! Ollama's `options`: how long, how a token is drawn, where the output ends.
+//! Ollama's `options`: output length, sampling, stop strings.
 
 use plimsoll_engine::sampling::SamplingParams;
 
@@ -8,7 +8,7 @@ use crate::http::fields::Fields;
 use crate::http::unknown;
 use crate::state::model::ModelState;
 
-/// How a model is loaded and computed, which the server's own settings decide.
+/// Options for loading and computing a model; the server's own settings decide these.
 pub(crate) const LOADING: [&str; 14] = [
     "numa",
     "num_batch",
@@ -22,16 +22,16 @@ pub(crate) const LOADING: [&str; 14] = [
     "use_mlock",
     "embedding_only",
     "num_thread",
-    // Tokens of the prompt that stay when the context is full: here it never moves.
+    // Prompt tokens that stay when a full context is shifted: this server never shifts it.
     "num_keep",
-    // Only with `repeat_last_n`'s window of other servers; ours has every token in it.
+    // Applies only with other servers' `repeat_last_n` window; this server's window has every token.
     "penalize_newline",
 ];
 
-/// Without mirostat these say nothing.
+/// Options without an effect unless mirostat is on.
 pub(crate) const OF_MIROSTAT: [&str; 2] = ["mirostat_tau", "mirostat_eta"];
 
-/// What a text that is embedded does not need.
+/// Options for generating, which an embedding does not need.
 const GENERATING: [&str; 15] = [
     "seed",
     "temperature",
@@ -50,7 +50,7 @@ const GENERATING: [&str; 15] = [
     "typical_p",
 ];
 
-/// Takes the options of an embedding, which change nothing of it.
+/// Takes the options of an embedding, none of which has an effect.
 pub(crate) fn of_embedding(mut options: Fields<'_>) -> ApiResult<()> {
     options.hints(&LOADING);
     options.hints(&OF_MIROSTAT);
@@ -58,7 +58,7 @@ pub(crate) fn of_embedding(mut options: Fields<'_>) -> ApiResult<()> {
     options.finish()
 }
 
-/// What they say.
+/// The parsed options.
 pub(super) struct Options {
     pub sampling: SamplingParams,
     pub max_tokens: Option<u32>,
@@ -66,7 +66,7 @@ pub(super) struct Options {
 }
 
 impl Options {
-    /// Takes the field.
+    /// Takes the field `options`.
     pub fn take(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Self> {
         let mut options = match fields.raw("options") {
             Some(raw) => Fields::of("options".into(), raw)?,
@@ -88,7 +88,7 @@ impl Options {
     }
 }
 
-/// Tokens to generate; none for as many as the context has left.
+/// Reads the number of tokens to generate; none for the rest of the context.
 fn num_predict(options: &mut Fields<'_>) -> ApiResult<Option<u32>> {
     let param = options.param("num_predict");
     match options.take::<i64>("num_predict")? {
@@ -100,7 +100,8 @@ fn num_predict(options: &mut Fields<'_>) -> ApiResult<Option<u32>> {
     }
 }
 
-/// The context that a client asks for. The server's own is what it has; a larger one is named as a field without effect.
+/// Checks the context size that a client asks for. The server's own size always applies; a larger request is reported as a field without
+/// effect.
 fn num_ctx(options: &mut Fields<'_>, state: &ModelState) -> ApiResult<()> {
     let param = options.param("num_ctx");
     let Some(asked) = options.take::<u64>("num_ctx")? else { return Ok(()) };
@@ -112,7 +113,7 @@ fn num_ctx(options: &mut Fields<'_>, state: &ModelState) -> ApiResult<()> {
     Ok(())
 }
 
-/// `repeat_last_n`, the window of the penalties. Here it is the whole context, or nothing.
+/// Reads `repeat_last_n`, the window of the penalties. This server supports the whole context, or none.
 fn window(options: &mut Fields<'_>, sampling: SamplingParams) -> ApiResult<SamplingParams> {
     let param = options.param("repeat_last_n");
     let neutral =
@@ -120,7 +121,7 @@ fn window(options: &mut Fields<'_>, sampling: SamplingParams) -> ApiResult<Sampl
     match options.take::<i64>("repeat_last_n")? {
         None | Some(-1) => Ok(sampling),
         Some(0) => Ok(neutral),
-        // Without penalties it changes nothing.
+        // Without penalties the window changes nothing.
         Some(_) if sampling == neutral => Ok(sampling),
         Some(n) => {
             let message =

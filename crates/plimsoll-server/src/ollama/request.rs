@@ -20,18 +20,18 @@ use crate::state::model::ModelState;
 /// The field that holds the number of tokens to generate.
 const LENGTH: &str = "options.num_predict";
 
-/// What there is to do.
+/// The work that a request asks for.
 pub(crate) enum Work {
-    /// Nothing but to have the model there.
+    /// Only load the model.
     Load { model: String, stream: bool },
-    /// A turn of a conversation.
+    /// Answer a turn of a conversation.
     Turn(Box<ChatRequest>),
-    /// A text to continue.
+    /// Continue a text.
     Text(Box<Submission>),
 }
 
 impl Work {
-    /// Heap bytes of it, about.
+    /// Returns about the heap bytes of the work.
     pub fn bytes(&self) -> u64 {
         match self {
             Self::Load { model, .. } => model.len() as u64,
@@ -46,9 +46,9 @@ struct Shared {
     common: Common,
     logprobs: Option<u32>,
     think: Option<Value>,
-    /// `keep_alive` asks to unload the model afterwards.
+    /// Whether `keep_alive` asks to unload the model afterwards.
     unloads: bool,
-    /// `truncate`, which is on unless it is false.
+    /// The field `truncate`, true by default.
     drops_oldest: bool,
 }
 
@@ -70,12 +70,12 @@ impl Shared {
         let think = fields.json("think")?;
         let unloads = keep_alive(fields)?;
         let drops_oldest = fields.take::<bool>("truncate")?.unwrap_or(true);
-        // An output ends where the context does, whatever this says.
+        // The output always ends at the end of the context.
         fields.take::<bool>("shift")?;
         Ok(Self { common, logprobs, think, unloads, drops_oldest })
     }
 
-    /// The answer to a request without a prompt.
+    /// The work of a request without a prompt.
     fn load(self) -> ApiResult<Work> {
         if self.unloads {
             let message = "keep_alive 0 without a prompt asks to unload the model: this server unloads models by its own settings";
@@ -92,7 +92,7 @@ impl Shared {
             Some(Value::String(effort)) => conversation.set_effort("think", effort)?,
             Some(_) => return Err(ApiError::invalid("think", "think must be true, false, low, medium or high")),
         }
-        // A stream gathers a call's arguments until they are whole.
+        // A stream collects a call's arguments until they are complete.
         let repeats_output = self.common.stream && conversation.tools.is_some();
         let turn = ChatRequest {
             conversation,
@@ -111,7 +111,7 @@ impl Shared {
         Ok(Work::Turn(Box::new(turn)))
     }
 
-    /// A gap between two texts, without a template.
+    /// The work of filling a gap between two texts, without a template.
     fn gap(mut self, prefix: &str, suffix: &str, state: &ModelState) -> ApiResult<Work> {
         self.common.stop_token_ids.extend(&infill::tokens(state, "suffix")?.ends);
         let gap = Gap { suffix, suffix_param: "suffix", ..Gap::default() };
@@ -127,7 +127,7 @@ impl Shared {
     }
 }
 
-/// Takes the body of `/api/chat` apart. Runs on a text worker.
+/// Parses the body of `/api/chat`. Runs on a text worker.
 pub(crate) fn chat(body: &[u8], state: &ModelState) -> ApiResult<Work> {
     let mut fields = Fields::of_body(body)?;
     let shared = Shared::take(&mut fields, state)?;
@@ -145,7 +145,7 @@ pub(crate) fn chat(body: &[u8], state: &ModelState) -> ApiResult<Work> {
     shared.turn(conversation)
 }
 
-/// Takes the body of `/api/generate` apart. Runs on a text worker.
+/// Parses the body of `/api/generate`. Runs on a text worker.
 pub(crate) fn generate(body: &[u8], state: &ModelState) -> ApiResult<Work> {
     let mut fields = Fields::of_body(body)?;
     let shared = Shared::take(&mut fields, state)?;
@@ -196,7 +196,7 @@ pub(crate) fn generate(body: &[u8], state: &ModelState) -> ApiResult<Work> {
     shared.text(ids, state)
 }
 
-/// `format`: `json`, or a schema.
+/// Takes `format`: `json`, or a schema.
 fn format(fields: &mut Fields<'_>) -> ApiResult<Option<OutputFormat>> {
     let unknown = || ApiError::unsupported("format", "format must be `json` or a JSON schema");
     let form = |source| Some(OutputFormat { param: "format", source });
@@ -213,7 +213,8 @@ fn format(fields: &mut Fields<'_>) -> ApiResult<Option<OutputFormat>> {
     }
 }
 
-/// How long the model stays loaded, which the server decides. True for not at all.
+/// Takes `keep_alive`, the time for which the model stays loaded; the server's settings apply instead. Returns true for an immediate
+/// unload.
 pub(crate) fn keep_alive(fields: &mut Fields<'_>) -> ApiResult<bool> {
     let asked = fields.json("keep_alive")?;
     let text = match &asked {

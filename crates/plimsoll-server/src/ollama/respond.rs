@@ -1,4 +1,4 @@
-//! An answer as Ollama's, whole, and the lines that its stream shares with it.
+//! A whole answer in Ollama's form, and the lines that it shares with the stream.
 
 use axum::response::{IntoResponse, Response};
 use plimsoll_engine::{Delta, FinishReason, TokenOut};
@@ -30,7 +30,7 @@ pub(super) struct Line<'a> {
     counts: Option<Counts>,
 }
 
-/// What a line says, as its route spells it.
+/// The content of a line in the form of its route.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Said<'a> {
@@ -68,7 +68,7 @@ struct Function {
     arguments: Box<RawValue>,
 }
 
-/// A call with incomplete arguments.
+/// A call whose arguments are not complete yet.
 #[derive(Debug)]
 pub(super) struct OpenCall {
     index: usize,
@@ -84,7 +84,7 @@ impl OpenCall {
     }
 }
 
-/// Texts and calls that have come and have not been sent.
+/// Texts and calls that have been read but not sent.
 #[derive(Debug, Default)]
 pub(super) struct Piece {
     content: String,
@@ -94,7 +94,7 @@ pub(super) struct Piece {
 }
 
 impl Piece {
-    /// Takes what was read.
+    /// Adds parsed parts of the reply.
     pub fn take(&mut self, parts: Vec<Part>) {
         for part in parts {
             match part {
@@ -113,17 +113,17 @@ impl Piece {
         }
     }
 
-    /// The call that is open gets no more arguments.
+    /// Ends the open call: it gets no more arguments.
     pub fn close_call(&mut self) {
         self.calls.extend(self.open.take().map(OpenCall::close));
     }
 
-    /// Whether there is nothing to send.
+    /// Returns whether there is nothing to send.
     pub fn is_empty(&self) -> bool {
         self.content.is_empty() && self.thinking.is_empty() && self.calls.is_empty()
     }
 
-    /// It has been sent.
+    /// Removes the texts and calls that have been sent.
     pub fn clear(&mut self) {
         self.content.clear();
         self.thinking.clear();
@@ -132,7 +132,7 @@ impl Piece {
 }
 
 impl<'a> Line<'a> {
-    /// A line that is not the last.
+    /// Makes a line that is not the last.
     pub fn of(route: Route, model: &'a str, piece: &'a Piece) -> Self {
         let Piece { content, thinking, calls, .. } = piece;
         let said = match route {
@@ -142,23 +142,23 @@ impl<'a> Line<'a> {
         Self { model, created_at: now(), said, logprobs: None, done: false, done_reason: None, counts: None }
     }
 
-    /// With reports of its tokens.
+    /// Adds the reports of its tokens.
     pub fn with_logprobs(self, request: &ActiveRequest, tokens: &[TokenOut]) -> Self {
         Self { logprobs: Some(ChatLogprobs::new(request.spelling(), tokens).content), ..self }
     }
 
-    /// The last one.
+    /// Makes this the last line.
     pub fn last(self, reason: &'static str, counts: Option<Counts>) -> Self {
         Self { done: true, done_reason: Some(reason), counts, ..self }
     }
 }
 
-/// Why it ended, in Ollama's words: a reply that calls a tool stops as any other.
+/// Returns the finish reason by Ollama's name: a reply that calls a tool has the reason of any other.
 pub(super) fn reason(finish: Option<FinishReason>) -> &'static str {
     finish.map_or("stop", FinishReason::name)
 }
 
-/// The answer to a request without a prompt: the model is there.
+/// Returns the answer to a request without a prompt: the model is loaded.
 pub(super) fn loaded(route: Route, model: &str, stream: bool) -> Response {
     let nothing = Piece::default();
     let line = Line::of(route, model, &nothing).last("load", None);
@@ -170,7 +170,7 @@ pub(super) fn loaded(route: Route, model: &str, stream: bool) -> Response {
     (LINE_HEADERS, out.into_bytes()).into_response()
 }
 
-/// A whole answer in the making.
+/// A whole answer in progress.
 pub(super) struct Reply {
     reading: ReplyReader,
     clock: Clock,
@@ -186,7 +186,7 @@ impl Reply {
         Self { reading, clock, piece: Piece::default(), tokens, finish: None }
     }
 
-    /// Takes more of it.
+    /// Adds a delta.
     pub fn take(&mut self, request: &ActiveRequest, delta: Delta) {
         self.clock.tokens(delta.tokens.len());
         let end = ReplyEnd::of(delta.finish, delta.stop_reason.as_deref());
@@ -197,7 +197,7 @@ impl Reply {
         }
     }
 
-    /// All of it.
+    /// Returns the whole answer.
     pub fn whole(mut self, route: Route, mut request: ActiveRequest) -> Response {
         self.piece.close_call();
         let held = request.take_held();

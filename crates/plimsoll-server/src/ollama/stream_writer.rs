@@ -1,4 +1,4 @@
-//! An answer as Ollama's stream: lines of JSON, of which the last says why it ended.
+//! An answer as Ollama's stream: lines of JSON, of which the last has the finish reason.
 
 use plimsoll_engine::{Delta, FinishReason};
 
@@ -12,7 +12,7 @@ use crate::conversation::stream::{StreamHeaders, StreamWriter};
 use crate::http::error::ApiError;
 use crate::http::sse::{Events, LINE_HEADERS};
 
-/// The stream's state.
+/// The state of a streamed answer.
 pub(super) struct Stream {
     route: Route,
     reading: ReplyReader,
@@ -67,7 +67,7 @@ impl StreamWriter for Stream {
         broken(error, out);
     }
 
-    /// The last line is known by its `done`.
+    /// The last line is recognized by its `done`.
     fn end(&self, _out: &mut Events) {}
 
     fn keep_alive(&self, out: &mut Events) {

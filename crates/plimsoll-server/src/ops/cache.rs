@@ -1,4 +1,4 @@
-//! `GET /v1/cache`: what the prefix cache holds. `DELETE /v1/cache`: clears it before it answers.
+//! `GET /v1/cache`: the contents and counters of the prefix cache. `DELETE /v1/cache`: clears it before it answers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,14 +13,14 @@ use crate::http::error::{ApiError, ApiResult};
 use crate::http::json::json;
 use crate::state::model::ModelState;
 
-/// A step may be running; longer ones than this do not leave a client waiting.
+/// The longest wait for a step that is running.
 pub(crate) const CLEAR_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Serialize)]
 struct Report {
     #[serde(flatten)]
     report: CacheReport,
-    /// With a cache on disk: the prefixes that are saved under a name.
+    /// The prefixes saved under a name, with a cache on disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     saved: Option<Vec<SavedPrefix>>,
 }
@@ -32,13 +32,13 @@ struct Cleared {
     after: CacheReport,
 }
 
-/// What it holds and has done.
+/// Reports the contents and counters of the cache.
 pub(crate) async fn stats(State(state): State<Arc<ModelState>>) -> Response {
     let engine = &state.served.engine;
     json(&Report { report: engine.cache_report(), saved: engine.saved_prefixes() }, None)
 }
 
-/// Answers when it is done: the pages are free by then.
+/// Clears the cache, and answers when this is done: the pages are free by then.
 pub(crate) async fn clear(State(state): State<Arc<ModelState>>) -> ApiResult<Response> {
     match timeout(CLEAR_TIMEOUT, state.served.engine.clear_cache()).await {
         Ok(Some((before, after))) => Ok(json(&Cleared { object: "cache.cleared", before, after }, None)),

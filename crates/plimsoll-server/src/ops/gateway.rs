@@ -23,10 +23,10 @@ struct ServerInfo<'a> {
     model_path: &'a str,
     served_model_name: &'a str,
     tokenizer_path: &'a str,
-    /// One process computes the whole model.
+    /// Always 1 for these two: one process computes the whole model.
     tp_size: u32,
     dp_size: u32,
-    /// Tokens of a page of keys and values.
+    /// Tokens of a page of the KV cache.
     page_size: usize,
     context_length: u32,
     max_total_num_tokens: u64,
@@ -35,7 +35,7 @@ struct ServerInfo<'a> {
     max_running_requests: u32,
     max_queued_requests: u32,
     disable_radix_cache: bool,
-    /// Whether `/v1/kv_events` tells what the prefix cache holds.
+    /// Whether `/v1/kv_events` reports the contents of the prefix cache.
     kv_events: bool,
     status: &'static str,
 }
@@ -53,21 +53,21 @@ struct ModelInfo<'a> {
     eos_token_ids: &'a [u32],
 }
 
-/// What there is to do, in numbers of this moment.
+/// The current load.
 #[derive(Clone, Copy, Serialize)]
 struct Load {
     dp_rank: u32,
     num_running_reqs: u64,
     num_waiting_reqs: u64,
     num_total_reqs: u64,
-    /// Tokens in pages that requests hold; what only the prefix cache holds is free for the asking.
+    /// Tokens in pages that requests hold; pages that only the prefix cache holds count as free.
     num_used_tokens: u64,
     max_total_num_tokens: u64,
     token_usage: f64,
     max_running_requests: u32,
-    /// Running requests over how many may.
+    /// Running requests, divided by the most that may run.
     utilization: f64,
-    /// Of all prompt tokens since start.
+    /// The share of cached tokens among all prompt tokens since start.
     cache_hit_rate: f64,
 }
 
@@ -89,7 +89,7 @@ struct Aggregate {
     avg_utilization: f64,
 }
 
-/// The same as older gateways read it.
+/// The load in the form of older gateways.
 #[derive(Serialize)]
 struct OldLoad {
     dp_rank: u32,
@@ -100,8 +100,8 @@ struct OldLoad {
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The share of the pool's pages that requests hold, or of its window pages, if that is more. What only the prefix cache
-/// holds is given up as soon as a request needs it.
+/// Returns the share of the pool's pages that requests hold, or of its window pages, if that is more. Pages that only the prefix cache
+/// holds are given up as soon as a request needs them.
 pub(crate) fn kv_usage(engine: &EngineHandle) -> f64 {
     let status = engine.status();
     let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
@@ -112,7 +112,7 @@ pub(crate) fn kv_usage(engine: &EngineHandle) -> f64 {
 fn used_pages(engine: &EngineHandle) -> u64 {
     let status = engine.status();
     let read = |value: &AtomicU64| value.load(Ordering::Relaxed);
-    // Two numbers of two moments.
+    // The two numbers are read at different moments.
     read(&status.pages_used).saturating_sub(read(&status.pages_cached))
 }
 
@@ -139,7 +139,7 @@ impl Load {
     }
 }
 
-/// `GET /server_info`, and under its older name.
+/// `GET /server_info`, also under its older name.
 pub(crate) async fn server_info(State(state): State<Arc<ModelState>>) -> Response {
     let engine = &state.served.engine;
     let (limits, name) = (engine.limits(), &state.served.names[0]);
@@ -165,7 +165,7 @@ pub(crate) async fn server_info(State(state): State<Arc<ModelState>>) -> Respons
     json(&info, None)
 }
 
-/// `GET /model_info`, and under its older name.
+/// `GET /model_info`, also under its older name.
 pub(crate) async fn model_info(State(state): State<Arc<ModelState>>) -> Response {
     let engine = &state.served.engine;
     let (limits, name) = (engine.limits(), &state.served.names[0]);

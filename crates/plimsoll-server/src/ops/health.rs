@@ -1,4 +1,4 @@
-//! `GET /health`, `/ready` and `/version`: is the server alive, can it produce a token, what is it.
+//! `GET /health`, `/ready` and `/version`: whether the server is alive, whether it can produce a token, and its version.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ struct Version {
     version: &'static str,
 }
 
-/// 200 when the engine has made progress lately or had nothing to do; 503 with the reason otherwise.
+/// 200 if the engine has made progress lately or had nothing to do; otherwise 503 with the reason.
 pub(crate) async fn health(State(state): State<Arc<ModelState>>) -> ApiResult<Response> {
     let engine = &state.served.engine;
     if !engine.healthy() {
@@ -34,7 +34,7 @@ pub(crate) async fn health(State(state): State<Arc<ModelState>>) -> ApiResult<Re
     Ok(healthy(&state, "healthy"))
 }
 
-/// 200 when a new request would be taken: healthy and not shutting down.
+/// 200 if the server takes new requests: it is healthy and not shutting down.
 pub(crate) async fn ready(State(state): State<Arc<ModelState>>) -> ApiResult<Response> {
     if state.served.engine.draining() || *state.server.phase.borrow() != ServerPhase::Serving {
         return Err(ApiError::shutting_down());
@@ -47,13 +47,13 @@ fn healthy(state: &ModelState, status: &'static str) -> Response {
     healthy_page(std::iter::once(&state.served.engine), status)
 }
 
-/// The answer of a server when all its engines are healthy. Callers check that first.
+/// Returns the answer of a server whose engines are all healthy. Callers check that first.
 pub(crate) fn healthy_page<'a>(engines: impl Iterator<Item = &'a EngineHandle>, status: &'static str) -> Response {
     let steps = engines.map(|engine| engine.status().steps.load(std::sync::atomic::Ordering::Relaxed)).sum();
     json(&Healthy { status, steps }, None)
 }
 
-/// The version of this build.
+/// Returns the version of this build.
 pub(crate) async fn version() -> Response {
     json(&Version { version: env!("CARGO_PKG_VERSION") }, None)
 }

@@ -1,4 +1,4 @@
-//! `GET /v1`: the list of routes, for a browser at the API's base and for programs that look for a Plimsoll.
+//! `GET /v1`: the list of routes, for a browser at the API's base and for programs that look for a Plimsoll server.
 
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ struct Route {
     summary: String,
 }
 
-/// The page of a server with models of these names.
+/// Returns the page of a server with models of these names.
 pub(crate) fn page(server: &ServerState, models: Vec<&str>) -> Response {
     let routes = openapi::routes(server.several);
     let route = |(method, path, summary)| Route { method, path, summary };
@@ -45,7 +45,7 @@ pub(crate) fn page(server: &ServerState, models: Vec<&str>) -> Response {
     json(&index, None)
 }
 
-/// The page of a server with one model.
+/// The handler of a server with one model.
 pub(crate) async fn handle(State(state): State<Arc<ModelState>>) -> Response {
     page(&state.server, state.served.names.iter().map(String::as_str).collect())
 }

@@ -1,4 +1,4 @@
-//! `GET /v1/kv_events`: what the prefix cache holds and how it changes, as a stream of events, for routers.
+//! `GET /v1/kv_events`: the contents of the prefix cache and their changes, as a stream of events, for routers.
 //!
 //! A reader first gets the cached pages, then the changes. After a reconnect with `Last-Event-ID` it gets the events
 //! that it missed. If the log no longer has them, the reader gets a `reset` event and then the cached pages. The number
@@ -25,17 +25,17 @@ use crate::http::sse::{Events, HEADERS};
 use crate::state::model::ModelState;
 use crate::state::server::{ServerPhase, reached};
 
-/// Readers at once.
+/// The most readers at once.
 const READERS_MAX: u64 = 8;
 
-/// Events that are written at once.
+/// The most events that are written at once.
 const EVENTS_AT_ONCE: usize = 64;
 
-/// Bytes of one event at most: sixteen ids of ten digits, three names of nineteen, a number, an epoch twice, and their
-/// words.
+/// The most bytes of one event: sixteen token ids of ten digits, three numbers of nineteen digits, a further number, an epoch twice, and
+/// the field names.
 const EVENT_BYTES: usize = 448;
 
-/// What goes over the connection.
+/// An event in the stream.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 enum Line<'a> {
@@ -44,7 +44,7 @@ enum Line<'a> {
     Removed { seq: u64, hash: u64 },
 }
 
-/// A reader's place; given back on drop.
+/// A reader's place among the limited readers, given back on drop.
 struct Place(Arc<AtomicU64>);
 
 impl Drop for Place {
@@ -60,7 +60,7 @@ fn enter(readers: &Arc<AtomicU64>) -> ApiResult<Place> {
     })
 }
 
-/// Where a reader left off, if it was told so by this very server.
+/// Returns the position after the last event that a reader got, if it got it from this run of the server.
 fn resumed(headers: &HeaderMap, kv_event_log: &KvEventLog) -> Option<KvCursor> {
     let (epoch, seq) = headers.get("last-event-id")?.to_str().ok()?.split_once('-')?;
     (epoch.parse() == Ok(kv_event_log.epoch())).then(|| seq.parse().map(KvCursor::after).ok()).flatten()
@@ -72,14 +72,14 @@ struct Reader {
     events: Vec<KvEvent>,
     phase: watch::Receiver<ServerPhase>,
     keep_alive: std::time::Duration,
-    /// Something is sent at once, so that the reader sees that it is heard.
+    /// Whether anything was sent yet. Something is sent at once, so that the reader knows that the stream has begun.
     opened: bool,
     _place: Place,
     _held: Held,
 }
 
 impl Reader {
-    /// The next bytes; none when the server is shutting down.
+    /// Returns the next bytes; none when the server is shutting down.
     async fn next(&mut self) -> Option<Events> {
         let mut out = Events::default();
         loop {
@@ -118,7 +118,7 @@ fn write(event: &KvEvent, epoch: u64, out: &mut Events) {
     }
 }
 
-/// The stream.
+/// The handler of the stream.
 pub(crate) async fn handle(State(state): State<Arc<ModelState>>, headers: HeaderMap) -> ApiResult<Response> {
     let Some(kv_event_log) = state.served.engine.kv_event_log() else {
         let message = "this server publishes no KV events: start it with --kv-events";

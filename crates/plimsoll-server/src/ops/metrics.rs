@@ -1,4 +1,4 @@
-//! `GET /metrics`: the engine's counters, the ledger, the process and the HTTP side as Prometheus reads them.
+//! `GET /metrics`: the engine's counters, the ledger, the process and the HTTP side in Prometheus' formats.
 
 mod engine;
 mod exposition;
@@ -29,13 +29,13 @@ use crate::state::media::pipeline::MediaPipeline;
 use crate::state::model::ModelState;
 use crate::state::server::ServerState;
 
-/// The page of a server with one model.
+/// The handler of a server with one model.
 pub(crate) async fn handle(State(state): State<Arc<ModelState>>, headers: HeaderMap) -> ApiResult<Response> {
     let whole = report(&state.served.engine, &state.server.bytes);
     page(Exposition::of(&headers), &state.server, whole, Vec::new(), &[&state])
 }
 
-/// The page: the server, the process as `whole` has it, what the models share, and every engine, by its model's label
+/// Returns the page: the server, the process from `whole`, the components that the models share, and every engine, with its model's label
 /// if it has one.
 pub(crate) fn page(
     exposition: Exposition,
@@ -108,10 +108,10 @@ fn text_of(registry: &Registry) -> ApiResult<String> {
     Ok(text)
 }
 
-/// One number of a component's row.
+/// Reads one number of a component's row.
 type Column = fn(&ComponentRow) -> u64;
 
-/// Every component's row of a report, as three families.
+/// Encodes every component's row of a report, as three families.
 fn encode_rows(encoder: &mut DescriptorEncoder<'_>, rows: &[ComponentRow]) -> Result<(), fmt::Error> {
     let columns: [(&str, &str, Column); 3] = [
         ("plimsoll_memory_planned_bytes", "What the plan allows a component", |row| row.planned_bytes),
@@ -128,10 +128,10 @@ fn encode_rows(encoder: &mut DescriptorEncoder<'_>, rows: &[ComponentRow]) -> Re
     Ok(())
 }
 
-/// A name, what it means, and the number.
+/// A name, its help text, and the value.
 type Single<T> = (&'static str, &'static str, T);
 
-/// Writes each as the metric that `metric` makes of its number.
+/// Encodes each value as the metric that `metric` makes of it.
 fn encode_each<T: Copy, M: EncodeMetric>(
     encoder: &mut DescriptorEncoder<'_>,
     values: &[Single<T>],
@@ -148,7 +148,7 @@ fn encode_each<T: Copy, M: EncodeMetric>(
 struct ServerValues {
     singles: [Single<i64>; 21],
     counters: [Single<u64>; 8],
-    /// What the models share, where there are several.
+    /// Rows of the components that several models share.
     rows: Vec<ComponentRow>,
 }
 

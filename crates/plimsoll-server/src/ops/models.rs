@@ -22,24 +22,24 @@ pub(crate) struct Model<'a> {
     owned_by: &'static str,
     root: &'a str,
     parent: Option<&'a str>,
-    /// What Anthropic's clients read.
+    /// A field for Anthropic's clients.
     #[serde(rename = "type")]
     kind: &'static str,
     display_name: &'a str,
     created_at: String,
-    /// Known while it is loaded.
+    /// The context length in tokens. Known while it is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_model_len: Option<u32>,
-    /// What a prompt may hold: `text`, `image`, `video`, `audio`. Known while it is loaded.
+    /// The kinds of input in a prompt: `text`, `image`, `video`, `audio`. Known while it is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     input_modalities: Option<Vec<&'static str>>,
-    /// What it makes: `text`, `embeddings`, `scores`. Known while it is loaded.
+    /// The kinds of output: `text`, `embeddings`, `scores`. Known while it is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     output_modalities: Option<Vec<&'static str>>,
-    /// Sampling of a request that names none. Known while it is loaded.
+    /// Sampling of a request that sets none. Known while it is loaded.
     #[serde(skip_serializing_if = "Option::is_none")]
     default_sampling: Option<SamplingDefaults>,
-    /// Where it stands, on a server of several.
+    /// The model's state, on a server with several.
     #[serde(skip_serializing_if = "Option::is_none")]
     state: Option<&'static str>,
 }
@@ -48,7 +48,7 @@ pub(crate) struct Model<'a> {
 struct List<'a> {
     object: &'static str,
     data: Vec<Model<'a>>,
-    /// Anthropic's clients turn pages: this is all of them.
+    /// Fields for Anthropic's clients, which request lists page by page. This list has only one page.
     first_id: Option<&'a str>,
     last_id: Option<&'a str>,
     has_more: bool,
@@ -95,7 +95,7 @@ fn outputs(served: &Served) -> Vec<&'static str> {
     }
 }
 
-/// The list of all of them.
+/// Returns the list of these models.
 pub(crate) fn listed(data: Vec<Model<'_>>) -> Response {
     let (first_id, last_id) = (data.first().map(|model| model.id), data.last().map(|model| model.id));
     json(&List { object: "list", data, first_id, last_id, has_more: false }, None)
@@ -105,12 +105,12 @@ fn model<'a>(state: &'a ModelState, id: &'a str) -> Model<'a> {
     Model::new(id, &state.served.names[0], state.served.created_s, Some(&state.served), None)
 }
 
-/// Every name the model goes by.
+/// Lists every name of the model.
 pub(crate) async fn list(State(state): State<Arc<ModelState>>) -> Response {
     listed(state.served.names.iter().map(|name| model(&state, name)).collect())
 }
 
-/// One name; 404 when the server does not know it.
+/// Describes the model under one name; 404 when the server does not know it.
 pub(crate) async fn one(State(state): State<Arc<ModelState>>, Name(id): Name) -> ApiResult<Response> {
     state.check_model(&id)?;
     Ok(json(&model(&state, &id), None))

@@ -74,10 +74,10 @@ const FILES: &[File] = &[
     file!("vendor/marked.esm.js", SCRIPT),
 ];
 
-/// What every file is sent with.
+/// The headers of every file.
 const HEADERS: [(HeaderName, &str); 6] = [
-    // Nothing from elsewhere, nothing inline, no frames around it. Trusted Types without a policy: the browser refuses
-    // every string that a script would turn into markup or code.
+    // Nothing from other servers, nothing inline, no frames around it. Trusted Types without a policy: the browser refuses every string
+    // that a script would turn into markup or code.
     (
         header::CONTENT_SECURITY_POLICY,
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; \
@@ -92,7 +92,7 @@ const HEADERS: [(HeaderName, &str); 6] = [
 ];
 
 impl File {
-    /// Changes whenever the text does.
+    /// Returns a tag that changes with the text.
     fn tag(&self) -> String {
         let mut hasher = DefaultHasher::new();
         hasher.write(self.text.as_bytes());
@@ -117,7 +117,7 @@ impl File {
     }
 }
 
-/// Whether the client has what goes by `tag`. A proxy that compresses on the way marks tags as weak.
+/// Returns whether the client has the file with this tag. A proxy that compresses answers marks tags as weak.
 fn known(asked: &HeaderMap, tag: &str) -> bool {
     let tags = asked.get_all(header::IF_NONE_MATCH).iter().filter_map(|value| value.to_str().ok());
     let mut tags = tags.flat_map(|tags| tags.split(',')).map(str::trim);
@@ -129,7 +129,7 @@ pub(crate) async fn index(headers: HeaderMap) -> Response {
     INDEX.send(&headers)
 }
 
-/// One of its files, by its path below `page/`.
+/// One of the app's files, by its path below `page/`.
 pub(crate) async fn file(Name(name): Name, headers: HeaderMap) -> ApiResult<Response> {
     match FILES.iter().find(|file| file.name == name) {
         Some(file) => Ok(file.send(&headers)),

@@ -1,6 +1,6 @@
 //! `POST /v1/cache/save`, `POST /v1/cache/load`, `DELETE /v1/cache/saved/{name}`: prefixes that are kept on disk under a name.
 //!
-//! Both posts run the prompt for one token that is not answered. So a saved prefix enters and leaves the cache like any other.
+//! Both posts run the prompt for one token that is not part of the answer. A saved prefix thus enters and leaves the cache like any other.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::http::path::Name;
 use crate::ops::tokenize::{Input, check_model};
 use crate::state::model::ModelState;
 
-/// Characters of a name.
+/// The most characters of a name.
 const NAME_CHARS_MAX: usize = 64;
 
 #[derive(Serialize)]
@@ -31,7 +31,7 @@ struct Answer {
     name: String,
     /// Tokens of the prompt.
     tokens: usize,
-    /// Those that were not computed now.
+    /// Tokens of the prompt that came from the cache.
     cached_tokens: u64,
 }
 
@@ -81,7 +81,7 @@ pub(crate) async fn save(State(state): State<Arc<ModelState>>, request: Request)
     Ok(json(&Answer { object: "cache.saved", name, tokens, cached_tokens }, None))
 }
 
-/// Brings a saved prefix into memory: reads it, and computes what is not there any more.
+/// Brings a saved prefix into memory: reads its pages, and computes the missing ones.
 pub(crate) async fn load(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
     let parsed = state.on_body(request, |body, state| {
         let mut fields = Fields::of_body(&body.bytes)?;
@@ -102,7 +102,7 @@ pub(crate) async fn load(State(state): State<Arc<ModelState>>, request: Request)
     Ok(json(&Answer { object: "cache.loaded", name, tokens, cached_tokens }, None))
 }
 
-/// Removes a name. Its files go as any others then.
+/// Removes a name. Its files are then evicted like any others.
 pub(crate) async fn remove(State(state): State<Arc<ModelState>>, Name(label): Name) -> ApiResult<Response> {
     let name = name(label)?;
     match forget(&state, name.clone()).await? {
@@ -116,7 +116,7 @@ async fn forget(state: &Arc<ModelState>, name: String) -> ApiResult<bool> {
     state.server.on_text_worker(move || Ok(engine.remove_prefix(&name))).await
 }
 
-/// A name: letters, digits, `.`, `_` and `-`.
+/// Checks a name: letters, digits, `.`, `_` and `-`.
 fn name(name: String) -> ApiResult<String> {
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if (1..=NAME_CHARS_MAX).contains(&name.len()) && name.chars().all(good) {
@@ -147,7 +147,7 @@ fn refused(error: SavePrefixError) -> ApiError {
     }
 }
 
-/// Runs a prompt for one token. Returns its tokens, and those that came from the cache.
+/// Runs a prompt for one token. Returns the number of its tokens, and of those that came from the cache.
 async fn run(state: &Arc<ModelState>, ids: Vec<u32>, pin: Option<Pin>, mut held: Held) -> ApiResult<(usize, u64)> {
     let tokens = ids.len();
     let model = state.served.names[0].clone();

@@ -1,6 +1,6 @@
-//! `GET /v1/status`: every request that is being answered, with what it holds at this moment, and the engine's totals.
+//! `GET /v1/status`: every request in progress, with its current memory, and the engine's totals.
 //!
-//! Nothing here waits for anything: it is what one looks at when the server seems stuck.
+//! The handler never waits: an operator uses this page when the server seems stuck.
 
 use std::sync::Arc;
 
@@ -23,9 +23,9 @@ pub(crate) struct Status {
     model: String,
     /// Whether the model, or any of several, writes text.
     generates: bool,
-    /// Whether it takes images.
+    /// Whether the model, or any of several, takes images.
     images: bool,
-    /// Bytes of the largest request body that is taken.
+    /// The most bytes of a request body.
     max_body_bytes: u64,
     uptime_seconds: f64,
     healthy: bool,
@@ -33,7 +33,7 @@ pub(crate) struct Status {
     totals: Totals,
     pools: Pools,
     degradation: Degradation,
-    /// The prefix cache on disk, of a server with one.
+    /// The prefix cache on disk, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     disk: Option<DiskReport>,
     /// Oldest first.
@@ -44,9 +44,9 @@ pub(crate) struct Status {
 struct Totals {
     running: u64,
     waiting: u64,
-    /// Being answered over HTTP, those included that have nothing left to compute.
+    /// Requests in progress over HTTP, including those that have nothing left to compute.
     answering: usize,
-    /// Of the rows.
+    /// The sum over the rows.
     memory_bytes: u64,
     tokens_per_second: f64,
     prompt_tokens: u64,
@@ -64,11 +64,11 @@ struct Row {
     id: String,
     request_id: String,
     endpoint: String,
-    /// The model that answers, where there are several.
+    /// The model of the request, where there are several.
     #[serde(skip_serializing_if = "Option::is_none")]
     model: Option<String>,
     stream: bool,
-    /// Of the choice that is furthest behind.
+    /// The phase of the choice that is furthest behind.
     phase: &'static str,
     choices: usize,
     prompt_tokens: u64,
@@ -103,7 +103,7 @@ impl Row {
             endpoint: entry.caller.endpoint.to_string(),
             model: entry.model.name.as_ref().map(ToString::to_string),
             stream: entry.stream,
-            // Embeddings bring their inputs one by one and have no choices to look at: they are computed.
+            // Embedding requests submit their inputs one by one and have no choices to inspect: they count as in prefill.
             phase: looks.iter().map(|look| look.phase).min().unwrap_or(RequestPhase::Prefill).name(),
             choices: looks.len(),
             prompt_tokens: sum(|look| look.prompt_tokens.into()),
@@ -123,7 +123,7 @@ impl Row {
 }
 
 impl Totals {
-    /// What has been counted is `page`'s, which knows engines that are gone, too.
+    /// Makes the totals. Counters come from `page`, which includes engines that have been unloaded.
     fn of(page: &LedgerReport, rows: &[Row]) -> Self {
         let LedgerReport { pools, requests, tokens, steps, .. } = page;
         Self {
@@ -143,7 +143,7 @@ impl Totals {
     }
 }
 
-/// The page of a server with one model.
+/// The handler of a server with one model.
 pub(crate) async fn handle(State(state): State<Arc<ModelState>>) -> Response {
     let engine = &state.served.engine;
     let page = report(engine, &state.server.bytes);
@@ -152,7 +152,7 @@ pub(crate) async fn handle(State(state): State<Arc<ModelState>>) -> Response {
 }
 
 impl Status {
-    /// `page`: what there is to say about memory, all engines together.
+    /// `page`: the memory report over all engines.
     pub fn of(server: &ServerState, model: String, engines: &[&EngineHandle], page: LedgerReport) -> Self {
         let requests: Vec<Row> = server.running.all().iter().map(|entry| Row::of(entry)).collect();
         Self {

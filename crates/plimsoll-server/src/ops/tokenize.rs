@@ -1,4 +1,4 @@
-//! `POST /tokenize` and `POST /detokenize`, in vLLM's shapes.
+//! `POST /tokenize` and `POST /detokenize`, in vLLM's form.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ struct Tokenized<'a> {
     token_strs: Option<Texts<'a>>,
 }
 
-/// The text of each token, one at a time.
+/// The text of each token, made one at a time.
 struct Texts<'a> {
     spelling: Spelling<'a>,
     tokens: &'a [u32],
@@ -46,7 +46,7 @@ struct Detokenized {
     prompt: String,
 }
 
-/// What a client needs to know of a tokenizer that it uses from afar. A name that the model does not have is null.
+/// A description of the tokenizer, for clients that use it remotely. A token that the model does not have is null.
 #[derive(Serialize)]
 struct Info<'a> {
     tokenizer_class: &'static str,
@@ -58,7 +58,7 @@ struct Info<'a> {
     chat_template: Option<&'a str>,
 }
 
-/// `GET /tokenizer_info`, as vLLM has it: with it, `lm-eval` tokenizes here and sends ids.
+/// `GET /tokenizer_info`, as in vLLM: with it, `lm-eval` tokenizes here and sends ids.
 pub(crate) async fn info(State(state): State<Arc<ModelState>>) -> Response {
     let tokenizer = &state.served.tokenizer;
     let name = |id: Option<u32>| id.map(|id| tokenizer.token_name(id));
@@ -74,13 +74,13 @@ pub(crate) async fn info(State(state): State<Arc<ModelState>>) -> Response {
     json(&info, None)
 }
 
-/// An answer's JSON besides ids and texts.
+/// Bytes of an answer's JSON besides ids and texts.
 const ANSWER_BYTES: usize = 128;
 
-/// An id as JSON.
+/// The most bytes of an id as JSON.
 const ID_BYTES: usize = "4294967295,".len();
 
-/// Text or a conversation to ids.
+/// Converts text or a conversation to ids.
 pub(crate) async fn tokenize(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
     let (request, held) = state
         .on_body(request, |body, state| {
@@ -130,7 +130,7 @@ impl Input {
         }
     }
 
-    /// The token ids, and the field that they come from. Runs on a text worker.
+    /// Returns the token ids, and the field that they come from. Runs on a text worker.
     pub fn ids(mut self, state: &ModelState, add_special: Option<bool>) -> ApiResult<(&'static str, Vec<u32>)> {
         Ok(match &mut self {
             Self::Text(text) => ("prompt", state.encode("prompt", &[text], add_special.unwrap_or(true))?),
@@ -173,7 +173,7 @@ impl TokenizeRequest {
     }
 }
 
-/// Ids to text.
+/// Converts ids to text.
 pub(crate) async fn detokenize(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
     state
         .on_body(request, |body, state| {

@@ -1,4 +1,4 @@
-//! Where traces go: `--otlp-endpoint` and the OpenTelemetry environment variables.
+//! The export of traces: `--otlp-endpoint` and the OpenTelemetry environment variables.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,25 +11,25 @@ use super::span::cut;
 /// The path of traces below an endpoint.
 const TRACES_PATH: &str = "/v1/traces";
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Most headers, and resource attributes, from the environment.
+/// The most headers, and the most resource attributes, from the environment.
 const PAIRS_MAX: usize = 32;
 const LONGEST_TIMEOUT_MS: u64 = 60_000;
 
 /// The exporter's configuration.
 #[derive(Clone, PartialEq)]
 pub struct OtlpConfig {
-    /// Where spans are posted.
+    /// The URL to which spans are posted.
     pub(crate) url: String,
     /// Headers of each export. They may hold a key: neither `Debug` nor errors print them.
     pub(crate) headers: Vec<(String, String)>,
-    /// Time limit of one export.
+    /// The time limit of one export.
     pub(crate) timeout: Duration,
     pub(crate) sampler: Sampler,
     service: String,
     attributes: Vec<(String, String)>,
 }
 
-/// Requests that are traced (`OTEL_TRACES_SAMPLER`).
+/// The rule that decides which requests are traced (`OTEL_TRACES_SAMPLER`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampler {
     /// Share of traces without a parent.
@@ -39,12 +39,12 @@ pub struct Sampler {
 }
 
 impl Sampler {
-    /// Whether a trace is sampled. `parent`: the flag of the client's span.
+    /// Returns whether a trace is sampled. `parent`: the flag of the client's span.
     pub(crate) fn samples(self, trace_id: &[u8; 16], parent: Option<bool>) -> bool {
         match parent.filter(|_| self.parent) {
             Some(sampled) => sampled,
             None => {
-                // The low 56 bits are random in W3C's level 2, and servers that share them decide alike.
+                // The low 56 bits are random in W3C's level 2: servers of one trace decide alike.
                 let low = u128::from_be_bytes(*trace_id) as u64 & ((1 << 56) - 1);
                 self.ratio >= 1.0 || (low as f64) < self.ratio * (1u64 << 56) as f64
             }
@@ -61,11 +61,10 @@ impl fmt::Debug for OtlpConfig {
 }
 
 impl OtlpConfig {
-    /// The configuration of the flag and the environment; none when neither names an endpoint. `variable` reads the
-    /// environment.
+    /// Returns the configuration from the flag and the environment; none if neither names an endpoint. `variable` reads the environment.
     ///
     /// # Errors
-    /// Names the flag or the variable, its value and what is allowed.
+    /// A message with the flag or the variable, its value and the allowed values.
     pub fn read(flag: Option<&str>, variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, String> {
         let set = |name: &str| variable(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
         let of_traces = |name: &str| {
@@ -104,7 +103,7 @@ impl OtlpConfig {
         Ok(Some(Self { url, headers, timeout, sampler, service, attributes }))
     }
 
-    /// What the spans' resource says.
+    /// Returns the attributes of the spans' resource.
     pub(crate) fn resource_attributes(&self) -> Vec<KeyValue> {
         let own = [("service.name", self.service.as_str()), ("service.version", env!("CARGO_PKG_VERSION"))];
         let given = self.attributes.iter().map(|(key, value)| (key.as_str(), value.as_str()));
@@ -112,7 +111,7 @@ impl OtlpConfig {
     }
 }
 
-/// The address of traces below an endpoint.
+/// Returns the address of traces below an endpoint.
 fn below(endpoint: &str) -> String {
     let base = endpoint.trim_end_matches('/');
     if base.ends_with(TRACES_PATH) { base.into() } else { format!("{base}{TRACES_PATH}") }
@@ -129,7 +128,7 @@ fn check_url(source: &str, url: &str) -> Result<(), String> {
     good.then_some(()).ok_or_else(wrong)
 }
 
-/// `key=value,key=value` with percent escapes in the values.
+/// Parses `key=value,key=value` with percent escapes in the values.
 fn pairs(name: &str, list: &str) -> Result<Vec<(String, String)>, String> {
     let each = |(number, pair): (usize, &str)| {
         let (key, value) = pair.split_once('=').map(|(key, value)| (key.trim(), value.trim())).unwrap_or_default();
@@ -154,7 +153,7 @@ fn headers(name: &str, list: &str) -> Result<Vec<(String, String)>, String> {
     }
 }
 
-/// Text without percent escapes; none if one is broken.
+/// Decodes percent escapes; none if one is invalid.
 fn unescaped(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();

@@ -15,22 +15,22 @@ use super::span::Record;
 use super::{BATCH, Exported};
 use crate::http::ids::Ids;
 
-/// A batch waits so long for more records.
+/// The time for which a batch waits for more records.
 const BATCH_DELAY: Duration = Duration::from_millis(500);
 /// Attempts of one batch, and the pause before the second; each later pause is twice as long.
 const ATTEMPTS: u32 = 3;
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// Bytes of an answer that are read.
+/// The most bytes of an answer that are read.
 const ANSWER_BYTES: u64 = 16 << 10;
 /// Shortest time between two warnings.
 const WARNING_EVERY: Duration = Duration::from_secs(60);
-/// Bytes of the client's buffers, and of an answer's head.
+/// Bytes of the client's buffers, which bound an answer's head.
 const BUFFER_BYTES: usize = 16 << 10;
 
-/// What the exporter is told.
+/// A message to the exporter.
 pub(crate) enum Message {
     Record(Box<Record>),
-    /// Everything before is to be exported.
+    /// Asks for an answer when everything before is exported.
     Flush(SyncSender<()>),
 }
 
@@ -45,9 +45,9 @@ pub(crate) struct Exporter {
     last_warning: Option<Instant>,
 }
 
-/// Why an export failed.
+/// The reason why an export failed.
 enum Failure {
-    /// It may succeed later.
+    /// A retry may succeed.
     Passing(String),
     Final(String),
 }
@@ -78,7 +78,7 @@ impl Exporter {
         }
     }
 
-    /// Exports until the server and all its requests are gone.
+    /// Exports until the server and all its requests are dropped.
     pub fn run(mut self, messages: &Receiver<Message>) {
         let mut records = Vec::with_capacity(BATCH);
         while let Ok(first) = messages.recv() {
@@ -93,7 +93,7 @@ impl Exporter {
                 let left = until.saturating_duration_since(Instant::now());
                 next = match records.len() < BATCH && flush.is_none() {
                     true => messages.recv_timeout(left).or_else(|error| match error {
-                        // A batch that has waited long enough still takes what is there.
+                        // A batch that has waited long enough still takes the records already in the queue.
                         RecvTimeoutError::Timeout => messages.try_recv().map_err(drop),
                         RecvTimeoutError::Disconnected => Err(()),
                     }),
@@ -111,7 +111,7 @@ impl Exporter {
         }
     }
 
-    /// Posts a batch, and counts it.
+    /// Posts a batch, and counts its spans.
     fn export(&mut self, records: &mut Vec<Record>) {
         let ids = &self.ids;
         let id = || ids.next().max(1).to_be_bytes();
@@ -144,7 +144,7 @@ impl Exporter {
         self.exported.dropped.fetch_add(count, Relaxed);
     }
 
-    /// Posts a batch once. The number of spans that the collector rejected.
+    /// Posts a batch once. Returns the number of spans that the collector rejected.
     fn post(&self, body: &[u8]) -> Result<u64, Failure> {
         let request = self.agent.post(&self.url).header("content-type", "application/x-protobuf");
         let request = self.headers.iter().fold(request, |request, (name, value)| request.header(name, value));

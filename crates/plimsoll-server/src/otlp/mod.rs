@@ -1,8 +1,8 @@
 //! OpenTelemetry traces (`--otlp-endpoint`): the spans of each finished request, with the GenAI semantic conventions.
 //!
-//! A request gives its record to a bounded queue when it ends, and never waits. One thread makes spans of the records
-//! and posts them to the collector. Records that find the queue full, and batches that the collector does not take, are
-//! dropped and counted. Not here: prompts and answers. No span holds content.
+//! A request puts its record into a bounded queue when it ends, and never waits. One thread makes spans of the records and posts them to
+//! the collector. Records that do not fit into the queue, and batches that the collector does not take, are dropped and counted. No span
+//! holds content, such as prompts and answers.
 
 mod config;
 mod export;
@@ -22,9 +22,9 @@ use crate::http::error::ServeError;
 use crate::http::ids::Ids;
 use crate::http::trace_parent::Parent;
 
-/// Records that wait for the exporter.
+/// The most records that wait for the exporter.
 const QUEUE: usize = 512;
-/// Records of one export, hence the largest batch.
+/// The most records of one export.
 const BATCH: usize = 32;
 /// Heap bytes of one record besides itself: ids, model, route.
 const RECORD_HEAP_BYTES: usize = 512;
@@ -33,7 +33,7 @@ const SPANS_BYTES: usize = 24 << 10;
 /// Heap bytes of the HTTP client with one connection, TLS included.
 const CLIENT_BYTES: usize = 512 << 10;
 
-/// The most heap bytes that tracing takes, beside what `running` requests keep for it: `live` bytes each and their texts.
+/// Returns the most heap bytes of tracing. This includes the data of `running` requests for it: `live` bytes each and their texts.
 pub(crate) fn heap_bytes_max(running: u32, live: usize) -> u64 {
     let record = size_of::<export::Message>() + size_of::<Record>() + RECORD_HEAP_BYTES;
     let running = running as usize * (live + RECORD_HEAP_BYTES);
@@ -43,16 +43,16 @@ pub(crate) fn heap_bytes_max(running: u32, live: usize) -> u64 {
 /// Threads: the exporter, and one that resolves the collector's name for it.
 pub(crate) const OTLP_THREADS: usize = 2;
 
-/// A server that ends waits so long for the last export.
+/// A server that shuts down waits this long for the last export.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Figures for the metrics.
+/// Counters for the metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Exported {
     pub spans: AtomicU64,
     /// Spans that reached no collector.
     pub dropped: AtomicU64,
-    /// Exports that failed, those that are tried again included.
+    /// Failed exports, including those that are retried.
     pub failures: AtomicU64,
 }
 
@@ -76,7 +76,7 @@ impl Tracer {
         Ok(Self { sampler: config.sampler, ids: Ids::default(), sender, exported })
     }
 
-    /// The trace of a new request: the client's or a new one. None when it is not sampled.
+    /// Returns the trace of a new request: the client's or a new one. None if it is not sampled.
     pub fn begin(&self, parent: Option<Parent>) -> Option<Trace> {
         let id = parent.map_or_else(|| self.id().to_be_bytes(), |parent| parent.trace_id);
         let sampled = self.sampler.samples(&id, parent.map(|parent| parent.sampled));
@@ -87,7 +87,7 @@ impl Tracer {
         (u128::from(self.ids.next()) << 64 | u128::from(self.ids.next())).max(1)
     }
 
-    /// Hands over a request that has ended.
+    /// Queues the record of a request that has ended.
     pub fn end(&self, record: Record) {
         let spans = record.span_count();
         if self.sender.try_send(export::Message::Record(Box::new(record))).is_err() {
@@ -95,11 +95,11 @@ impl Tracer {
         }
     }
 
-    /// Waits, for a moment at most, until what has ended is exported.
+    /// Waits, for a short time at most, until all ended requests are exported.
     pub fn flush(&self) {
         let (done, wait) = sync_channel(1);
         if self.sender.try_send(export::Message::Flush(done)).is_ok() {
-            // A slow collector does not delay the shutdown any longer: the spans that are left are lost.
+            // A slow collector does not delay the shutdown any longer: the remaining spans are lost.
             let _ = wait.recv_timeout(FLUSH_TIMEOUT);
         }
     }
@@ -114,7 +114,7 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// The id as logs and headers write it.
+    /// Returns the id in the form of logs and headers.
     pub fn text(&self) -> String {
         format!("{:032x}", u128::from_be_bytes(self.id))
     }

@@ -1,5 +1,5 @@
-//! The messages of OTLP that traces need (opentelemetry-proto 1.x, `trace/v1/trace.proto` and what it uses). Field numbers
-//! are the protocol's. Fields that Plimsoll does not write are left out.
+//! The messages of OTLP for traces (opentelemetry-proto 1.x, `trace/v1/trace.proto` and its imports). Field numbers are the protocol's.
+//! Fields that Plimsoll does not write are left out.
 
 use prost::{Enumeration, Message, Oneof};
 
@@ -146,7 +146,7 @@ impl From<Value> for AnyValue {
     }
 }
 
-/// An attribute.
+/// Makes an attribute.
 pub(crate) fn attribute(key: &str, value: Value) -> KeyValue {
     KeyValue { key: key.into(), value: Some(value.into()) }
 }

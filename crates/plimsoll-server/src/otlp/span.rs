@@ -8,12 +8,12 @@ use plimsoll_engine::{FinishReason, Snapshot};
 use super::Trace;
 use super::proto::{ArrayValue, Code, KeyValue, Kind, Span, Status, Value, attribute};
 
-/// Choices of a request that have spans of their own.
+/// The most choices of a request that have spans of their own.
 pub(crate) const CHOICES: usize = 4;
-/// Longest text of an attribute; model names have no limit of their own.
+/// The longest text of an attribute, in bytes; model names have no other limit.
 const TEXT_BYTES: usize = 128;
 
-/// When the engine worked on one choice, or on one input of a pooled request.
+/// The times at which the engine worked on one choice, or on one input of a pooled request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Choice {
     pub submitted: Instant,
@@ -37,7 +37,7 @@ impl From<Snapshot> for Choice {
     }
 }
 
-/// The sampling that a request has; none for a pooled one.
+/// The sampling parameters of a request; a pooled request has none.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub max_tokens: Option<u32>,
@@ -46,13 +46,13 @@ pub(crate) struct Asked {
     pub top_k: i64,
 }
 
-/// A request that has ended.
+/// The record of a request that has ended.
 #[derive(Debug)]
 pub(crate) struct Record {
     pub trace: Trace,
     pub api: &'static str,
     pub model: String,
-    /// The id in its answer.
+    /// The id in the answer.
     pub id: String,
     pub request_id: Arc<str>,
     pub route: Arc<str>,
@@ -74,7 +74,7 @@ pub(crate) fn cut(text: &str) -> &str {
     &text[..text.floor_char_boundary(TEXT_BYTES)]
 }
 
-/// The operation, as the GenAI conventions name it.
+/// Returns the operation's name in the GenAI conventions.
 fn operation(api: &str) -> &'static str {
     match api {
         "completions" | "infill" | "ollama_generate" => "text_completion",
@@ -83,7 +83,7 @@ fn operation(api: &str) -> &'static str {
     }
 }
 
-/// Instants as OTLP writes times.
+/// Converts instants to OTLP's times.
 struct Clock {
     now: Instant,
     unix: Duration,
@@ -101,7 +101,7 @@ impl Clock {
 }
 
 impl Record {
-    /// The spans it becomes.
+    /// Returns the number of spans of the record.
     pub fn span_count(&self) -> u64 {
         let of = |choice: &Choice| self.phases(choice).into_iter().flatten().count() as u64;
         1 + u64::from(self.submitted().is_some()) + self.parts.iter().flatten().map(of).sum::<u64>()
@@ -111,7 +111,7 @@ impl Record {
         self.parts.iter().flatten().map(|choice| choice.submitted).min()
     }
 
-    /// Name, begin and end of each phase of a choice. A phase that did not end when the request did ends with it.
+    /// Returns name, begin and end of each phase of a choice. A phase that is not over ends with the request.
     fn phases(&self, choice: &Choice) -> [Option<(&'static str, Instant, Instant)>; 3] {
         let at = |after: Option<Duration>| after.map(|after| (choice.submitted + after).min(self.ended));
         let (scheduled, first, last) = (at(choice.scheduled), at(choice.first_token), at(choice.last_token));
@@ -121,7 +121,7 @@ impl Record {
         [Some(queue), prefill, decode]
     }
 
-    /// The spans, the request's own first. `ids` gives each its id.
+    /// Returns the spans, the request's own first. `ids` gives each its id.
     pub fn spans(&self, mut ids: impl FnMut() -> [u8; 8]) -> Vec<Span> {
         let clock = Clock::new();
         let root = ids();

@@ -16,15 +16,15 @@ use crate::http::json::json_sized;
 use crate::state::config::MAX_PROMPTS;
 use crate::state::model::ModelState;
 
-/// What a text is for. Models that are served here read all texts alike.
+/// Known purposes of a text. The served models read all texts alike.
 const INPUT_TYPES: [&str; 4] = ["search_document", "search_query", "classification", "clustering"];
 
-/// What was asked for.
+/// A parsed request.
 pub(crate) struct Asked {
     model: String,
     texts: Vec<String>,
     batch: Batch,
-    /// The encodings, floats and base64.
+    /// Whether the answer has floats, and whether it has base64.
     types: (bool, bool),
 }
 
@@ -71,7 +71,7 @@ pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Reques
         Ok((asked, body_bytes, kept))
     });
     let (Asked { model, texts, mut batch, types }, body_bytes, kept) = asked.await?;
-    // The texts come back, and base64 beside the numbers that it is made of.
+    // The answer repeats the texts, and has base64 beside the numbers that it is made of.
     batch.more_bytes = body_bytes + if types.1 { batch.base64_bytes(&state) } else { 0 };
     let input_tokens = input_tokens(&batch.inputs);
     let id = state.server.ids.request("embd");
@@ -111,7 +111,7 @@ pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<Asked> {
     Ok(Asked { model, texts, batch, types })
 }
 
-/// `truncate` and `max_tokens`: what becomes of a text that is too long.
+/// Takes `truncate` and `max_tokens`: the treatment of a text that is too long.
 fn truncate(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Cut> {
     let most = fields.take::<u32>("max_tokens")?;
     match fields.take::<String>("truncate")?.as_deref() {
@@ -127,7 +127,7 @@ fn truncate(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Cut> {
     }
 }
 
-/// `embedding_types`: floats unless the client says otherwise.
+/// Takes `embedding_types`: floats by default.
 fn types(fields: &mut Fields<'_>) -> ApiResult<(bool, bool)> {
     let Some(types) = fields.take_few::<Vec<String>>("embedding_types", MAX_PROMPTS)? else { return Ok((true, false)) };
     let known = |kind: &String| ["float", "base64"].contains(&kind.as_str());

@@ -1,36 +1,36 @@
-//! How many tokens of an input are read, where its client would rather have it cut than refused. The end is what goes;
-//! what a model wants around a text stays.
+//! Truncation of inputs, for clients that prefer it to an error. The end of a text is cut off; the tokens that a model needs around the
+//! text stay.
 
 use crate::http::error::{ApiError, ApiResult};
 use crate::http::fields::Fields;
 use crate::state::model::ModelState;
 
-/// vLLM's name.
+/// vLLM's field for inputs.
 const WHOLE: &str = "truncate_prompt_tokens";
-/// Cohere's.
+/// Cohere's field for documents.
 const DOCUMENT: &str = "max_tokens_per_doc";
 
 /// The most tokens that are read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cut {
-    /// Of an input, with what stands around it.
+    /// The most tokens of an input, with the tokens around it.
     input: Option<usize>,
-    /// Of a document's own.
+    /// The most tokens of a document itself.
     document: Option<usize>,
 }
 
 impl Cut {
-    /// Nothing is cut.
+    /// Truncates nothing.
     pub fn never() -> Self {
         Self { input: None, document: None }
     }
 
-    /// What is longer than the model takes is cut.
+    /// Truncates inputs to the model's maximum length.
     pub fn to_limit(state: &ModelState) -> Self {
         Self { input: Some(state.served.engine.limits().max_req_total_len as usize), document: None }
     }
 
-    /// What is longer than `most` tokens is cut; `param` asks for it.
+    /// Truncates inputs to `most` tokens; `param` is the field with this number.
     pub fn to(most: u32, param: &str, state: &ModelState) -> ApiResult<Self> {
         let limit = state.served.engine.limits().max_req_total_len;
         if most == 0 || most > limit {
@@ -39,7 +39,7 @@ impl Cut {
         Ok(Self { input: Some(most as usize), document: None })
     }
 
-    /// Takes the field that all have.
+    /// Takes the field for inputs.
     pub fn take(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Self> {
         let limit = state.served.engine.limits().max_req_total_len;
         let input = match fields.take::<i64>(WHOLE)? {
@@ -54,7 +54,7 @@ impl Cut {
         Ok(Self { input, document: None })
     }
 
-    /// Takes that of documents, too.
+    /// Takes the fields for inputs and for documents.
     pub fn take_with_documents(fields: &mut Fields<'_>, state: &ModelState) -> ApiResult<Self> {
         let document = fields.take::<usize>(DOCUMENT)?;
         if document == Some(0) {
@@ -63,12 +63,12 @@ impl Cut {
         Ok(Self { document, ..Self::take(fields, state)? })
     }
 
-    /// The same for texts that are no documents.
+    /// Returns the limits for texts that are not documents.
     pub fn of_others(self) -> Self {
         Self { document: None, ..self }
     }
 
-    /// Token ids of a text that stands alone.
+    /// Returns the token ids of a text that is a whole input.
     pub fn encode(self, state: &ModelState, param: &str, text: &str, add_special: bool) -> ApiResult<Vec<u32>> {
         let mut ids = self.readable(state, text, |text| state.encode(param, &[text], add_special))?;
         let (before, after) = if add_special { state.served.tokenizer.around() } else { (0, 0) };
@@ -79,7 +79,7 @@ impl Cut {
         Ok(ids)
     }
 
-    /// Token ids of a text that becomes a part of a longer input.
+    /// Returns the token ids of a text that becomes a part of a longer input.
     pub fn encode_part(self, state: &ModelState, param: &str, text: &str) -> ApiResult<Vec<u32>> {
         let mut ids = self.readable(state, text, |text| state.encode(param, &[text], false))?;
         ids.truncate(self.document.unwrap_or(usize::MAX));
@@ -87,7 +87,7 @@ impl Cut {
         Ok(ids)
     }
 
-    /// Token ids of a text that goes on with a document, in an input with `around` other tokens. A special token in it is text.
+    /// Returns the token ids of a text followed by a document, in an input with `around` other tokens. Special tokens in it are plain text.
     pub fn encode_behind(
         self,
         state: &ModelState,
@@ -106,7 +106,7 @@ impl Cut {
         Ok(ids)
     }
 
-    /// Refuses to cut what the client has made itself: it knows best which end may go.
+    /// Refuses to truncate token ids from the client: the client can decide better which end to cut off.
     pub fn check_ids(self) -> ApiResult<()> {
         match self.input {
             None => Ok(()),
@@ -114,12 +114,12 @@ impl Cut {
         }
     }
 
-    /// How many tokens are read of two texts with `around` tokens around and between them.
+    /// Returns how many tokens are read of two texts with `around` tokens around and between them.
     pub fn pair(self, lens: (usize, usize), around: usize) -> ApiResult<(usize, usize)> {
         Ok(longest_first(lens, self.room(around)?))
     }
 
-    /// Token ids of a text; of one that is cut, of as much as can be read.
+    /// Returns the token ids of a text. If it will be truncated, only its beginning may be tokenized.
     fn readable(
         self,
         state: &ModelState,
@@ -128,12 +128,12 @@ impl Cut {
     ) -> ApiResult<Vec<u32>> {
         let beginning = if self.input.or(self.document).is_some() { state.beginning(text) } else { text };
         let ids = encode(beginning)?;
-        // A text of blanks, say, is longer than any that is known to fit, and may go on behind what was looked at.
+        // Some texts, such as blanks, have few tokens for their length: the beginning may not fill the context, so all is tokenized.
         let enough = ids.len() >= state.served.engine.limits().max_req_total_len as usize;
         if enough || beginning.len() == text.len() { Ok(ids) } else { encode(text) }
     }
 
-    /// Tokens that are left for what the client has sent.
+    /// Returns the number of tokens left for the client's text.
     fn room(self, around: usize) -> ApiResult<usize> {
         match self.input {
             None => Ok(usize::MAX),
@@ -146,14 +146,14 @@ impl Cut {
     }
 }
 
-/// Of two lengths the longer gives way, as transformers' `longest_first` has it: to the other's length at the most,
-/// from where on both do.
+/// Returns two lengths with the sum `most`, like transformers' `longest_first`: the longer one shrinks to the other's length, then both
+/// shrink.
 fn longest_first((first, second): (usize, usize), most: usize) -> (usize, usize) {
     if first.saturating_add(second) <= most {
         return (first, second);
     }
     let half = most / 2;
-    // Of an odd number the longer has one more; of two equal ones the second.
+    // An odd rest of one token goes to the longer text; of two equal ones to the second.
     match (first <= second, first.min(second)) {
         (true, short) if short <= half => (short, most - short),
         (false, short) if short <= half => (most - short, short),
@@ -166,8 +166,7 @@ fn longest_first((first, second): (usize, usize), most: usize) -> (usize, usize)
 mod tests {
     use super::*;
 
-    /// Lengths and their limit, and what `tokenizers` 0.23.3 makes of them with `enable_truncation(limit,
-    /// strategy="longest_first")`.
+    /// Lengths, their limit, and the result of `tokenizers` 0.23.3 with `enable_truncation(limit, strategy="longest_first")`.
     #[test]
     fn pairs_are_cut_as_transformers_cuts_them() {
         for (lens, most, expected) in [

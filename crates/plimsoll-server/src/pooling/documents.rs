@@ -1,5 +1,5 @@
-//! The `documents` field of reranking: texts, plain or each in an object. Taken one at a time, so that no list costs
-//! more memory than its body pays for.
+//! The `documents` field of reranking: texts, plain or each in an object. They are parsed one at a time, so that no list takes more memory
+//! than its body was charged for.
 
 use std::fmt;
 
@@ -48,7 +48,7 @@ impl<'de> Deserialize<'de> for Document {
     }
 }
 
-/// Clients send an id or a title beside the text. The text alone is ranked.
+/// A document as an object. Clients send an id or a title with the text; only the text is ranked.
 #[derive(Deserialize)]
 struct WithText {
     text: String,

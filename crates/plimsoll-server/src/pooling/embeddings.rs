@@ -17,13 +17,13 @@ use crate::http::fields::Fields;
 use crate::http::json::json_sized;
 use crate::state::model::ModelState;
 
-/// A number of an embedding as JSON, with its comma: `-1.17549435e-38,`.
+/// The most bytes of one number of an embedding as JSON, with its comma: `-1.17549435e-38,`.
 const FLOAT_BYTES: usize = 16;
 
-/// What surrounds one embedding's numbers.
+/// The most bytes of JSON around one embedding's numbers.
 const ITEM_BYTES: usize = 64;
 
-/// What surrounds all of them, the model's name aside.
+/// The most bytes of JSON around all embeddings, apart from the model's name.
 const ANSWER_BYTES: usize = 256;
 
 /// Inputs to be embedded.
@@ -33,12 +33,12 @@ pub(crate) struct Batch {
     normalize: bool,
     /// Whether the answer has the numbers in base64.
     as_base64: bool,
-    /// Bytes of the answer beside the numbers and the model's name.
+    /// Bytes of the answer apart from the numbers and the model's name.
     pub more_bytes: usize,
 }
 
 impl Batch {
-    /// Texts, tokenized.
+    /// Tokenizes texts.
     pub fn new(
         state: &ModelState,
         param: &str,
@@ -63,12 +63,12 @@ impl Batch {
         self.dimensions.unwrap_or(state.served.engine.limits().embedding_size as usize)
     }
 
-    /// The most bytes of the embeddings in base64, before they are written and then.
+    /// Returns the most bytes of the embeddings in base64: the strings, and the answer that they are written into.
     pub fn base64_bytes(&self, state: &ModelState) -> usize {
         answer_bytes(self.inputs.len(), self.size(state), true, "")
     }
 
-    /// The embeddings, the most bytes of the answer with them as JSON, and what holds these. `param` names the inputs in errors.
+    /// Returns the embeddings, the most bytes of the JSON answer, and the share of the byte budget. `param` names the inputs in errors.
     pub async fn vectors(
         self,
         state: &Arc<ModelState>,
@@ -132,7 +132,7 @@ pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Reques
     Ok(json_sized(&Answer { object: "list", data, model: &model, usage }, json_bytes, held))
 }
 
-/// The most bytes of the answer as JSON, base64 texts before they are written included.
+/// Returns the most bytes of the answer as JSON, including base64 strings before they are written.
 fn answer_bytes(inputs: usize, dimensions: usize, as_base64: bool, model: &str) -> usize {
     let numbers =
         if as_base64 { 2 * (dimensions * size_of::<f32>()).div_ceil(3) * 4 } else { dimensions * FLOAT_BYTES };
@@ -154,7 +154,7 @@ pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<(String, Batch
     let dimensions = dimensions(&mut fields, "dimensions", state)?;
     let add_special = fields.take("add_special_tokens")?.unwrap_or(true);
     let cut = Cut::take(&mut fields, state)?;
-    // An identifier of the end user, which nothing here depends on.
+    // An identifier of the end user, which has no effect on this server.
     fields.take::<String>("user")?;
     fields.finish()?;
     check_count(state, "input", input.count())?;
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn no_answer_is_longer_than_it_was_priced() {
-        // The longest floats there are.
+        // Floats with the longest decimal text.
         let longest = [-f32::MIN_POSITIVE, -1.234_567_8e-38, f32::MIN, -1.0e-45, -0.000_012_345_678];
         for as_base64 in [false, true] {
             for n in [1, 2, 3, 50] {

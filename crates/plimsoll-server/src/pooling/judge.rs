@@ -1,5 +1,5 @@
-//! How well texts fit each other: what reranking and scoring share. A classifier reads both texts of a pair together,
-//! as does a decoder that answers with "yes" or "no"; an embedding model reads each alone, and the cosine of the two is the score.
+//! Scores of how well texts fit each other, shared by reranking and scoring. A classifier reads both texts of a pair together, as does a
+//! decoder that answers with "yes" or "no". An embedding model reads each text alone, and the cosine of the two embeddings is the score.
 
 use std::sync::Arc;
 
@@ -12,16 +12,15 @@ use crate::http::error::{ApiError, ApiResult};
 use crate::state::config::Pooled;
 use crate::state::model::ModelState;
 
-/// Inputs for the engine, and how their results become scores.
+/// Inputs for the engine, and the rule that turns their results into scores.
 pub(crate) struct Judgement {
     pub inputs: Vec<Input>,
-    /// For each pair its two embeddings, by their inputs; none where each input is a pair.
+    /// For each pair the indices of its two inputs; none where each input is a pair.
     pairs: Option<Vec<(usize, usize)>>,
 }
 
 impl Judgement {
-    /// Prepares the scores of `pairs` of texts, as places in `first` and `second`, the documents. Runs on a text
-    /// worker.
+    /// Prepares the scores of `pairs` of texts, given as indices into `first` and `second`, the documents. Runs on a text worker.
     pub fn new(
         state: &ModelState,
         [(a, first), (b, second)]: [(&str, &[String]); 2],
@@ -70,7 +69,7 @@ impl Judgement {
         let [head, tail] = &rank.around;
         let around = head.len() + tail.len();
         let limit = state.served.engine.limits().max_req_total_len as usize;
-        // A token has a byte at least. A pair repeats its texts: what all take is held before the first is written down.
+        // A token has a byte at least. A pair repeats its texts: the bytes of all pairs are charged before the first pair is made.
         let bytes = pairs.iter().map(|(a, b)| {
             let text = rank.fixed_bytes() + first[*a].len() + second[*b].len();
             text.min(limit) + around
@@ -102,7 +101,7 @@ impl Judgement {
             ApiError::unsupported("model", "this model's tokenizer does not say how two texts become one sequence")
         })?;
         let lens = |(a, b): &(usize, usize)| cut.pair((first[*a].len(), second[*b].len()), around.ids.len());
-        // A pair repeats its texts: what pairs take is known, and held, before the first is written down.
+        // A pair repeats its texts: the bytes of all pairs are known, and charged, before the first pair is made.
         let mut bytes = 0;
         for (i, pair) in pairs.iter().enumerate() {
             let (a, b) = lens(pair)?;
@@ -119,7 +118,7 @@ impl Judgement {
         Ok(Self { inputs: pairs.iter().map(input).collect::<ApiResult<_>>()?, pairs: None })
     }
 
-    /// Bytes that the engine's results take.
+    /// Returns the bytes of the engine's results.
     pub fn result_bytes(&self, state: &ModelState) -> u64 {
         let size = if self.pairs.is_some() || state.served.pooled.rank.is_some() {
             state.served.engine.limits().embedding_size
@@ -129,7 +128,7 @@ impl Judgement {
         self.inputs.len() as u64 * (u64::from(size) * size_of::<f32>() as u64 + size_of::<Vec<f32>>() as u64)
     }
 
-    /// The score of each pair, in order.
+    /// Returns the score of each pair, in order.
     pub async fn scores(
         &self,
         state: &Arc<ModelState>,

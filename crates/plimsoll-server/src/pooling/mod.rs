@@ -1,7 +1,7 @@
 //! Embeddings, reranking and scores: inputs in, numbers out, many at a time.
 //!
-//! `run` brings inputs through the engine, a bounded number at once; `vector` is the arithmetic on what comes back; one
-//! file an endpoint shapes it. A client that goes takes its inputs along, as everywhere.
+//! `run` sends inputs through the engine, a bounded number at once. `vector` does the arithmetic on the results. One file for each endpoint
+//! parses the request and forms the answer. When a client disconnects, its inputs are cancelled.
 
 pub(crate) mod cohere;
 mod cut;
@@ -46,12 +46,12 @@ fn input_tokens(inputs: &[Input]) -> u64 {
     inputs.iter().map(|input| input.ids.len() as u64).sum()
 }
 
-/// Bytes that the ids of these inputs take.
+/// Returns the bytes of these inputs' token ids.
 fn ids_bytes(inputs: &[Input]) -> u64 {
     inputs.iter().map(|input| size_of_val(input.ids.as_slice()) as u64).sum()
 }
 
-/// How a text is embedded, or why not.
+/// Returns how a text is embedded, or an error with the reason why it cannot be.
 fn embedding(state: &ModelState) -> ApiResult<Embed> {
     if let Some(pooling) = state.served.pooled.pooling {
         return Ok(Embed::new(pooling));
@@ -76,7 +76,7 @@ fn check_count(state: &ModelState, param: &str, count: usize) -> ApiResult<()> {
     Ok(())
 }
 
-/// Refuses an input that can never run, before others are computed for nothing.
+/// Refuses an input that can never run, before others are computed in vain.
 fn check_length(state: &ModelState, param: &str, index: usize, count: usize, tokens: usize) -> ApiResult<()> {
     let limit = state.served.engine.limits().max_req_total_len as usize;
     if tokens > limit {
@@ -89,7 +89,7 @@ fn check_length(state: &ModelState, param: &str, index: usize, count: usize, tok
     Ok(())
 }
 
-/// Holds what an answer may need, or refuses one that the byte budget could never hold.
+/// Charges the byte budget for the most bytes of an answer, or refuses an answer beyond the whole budget.
 fn hold_answer(state: &ModelState, param: &str, bytes: u64) -> ApiResult<Held> {
     let limit = state.server.bytes.limit();
     if bytes > limit {

@@ -77,7 +77,7 @@ pub(crate) fn parse(body: &[u8], state: &ModelState) -> ApiResult<(String, Batch
     let dimensions = dimensions(&mut fields, "dimensions", state)?;
     unused(&mut fields)?;
     fields.finish()?;
-    // Ollama's are always of length 1.
+    // Ollama's embeddings always have length 1.
     Ok((model, Batch::new(state, "input", &texts, cut, dimensions, true)?))
 }
 
@@ -91,7 +91,7 @@ fn parse_one(body: &[u8], state: &ModelState) -> ApiResult<(String, Batch)> {
     Ok((model, Batch::new(state, "prompt", &[prompt], Cut::to_limit(state), None, normalize)?))
 }
 
-/// Fields that change no embedding.
+/// Takes fields that have no effect on an embedding.
 fn unused(fields: &mut Fields<'_>) -> ApiResult<()> {
     ollama::request::keep_alive(fields)?;
     if let Some(raw) = fields.raw("options") {

@@ -1,4 +1,4 @@
-//! `POST /v1/rerank`, in Cohere's and Jina's shape: documents in the order of how well they answer a query.
+//! `POST /v1/rerank`, in Cohere's and Jina's form: documents in the order of how well they answer a query.
 
 use std::sync::Arc;
 
@@ -17,10 +17,10 @@ use crate::http::fields::Fields;
 use crate::http::json::json_sized;
 use crate::state::model::ModelState;
 
-/// What the answer says of one document, its text aside.
+/// The most bytes of JSON for one document's result, apart from its text.
 const RESULT_BYTES: usize = 96;
 
-/// What surrounds the results, the model's name aside.
+/// The most bytes of JSON around the results, apart from the model's name.
 const ANSWER_BYTES: usize = 256;
 
 struct RerankRequest {
@@ -29,7 +29,7 @@ struct RerankRequest {
     judgement: Judgement,
     top_n: usize,
     return_documents: bool,
-    /// Bytes of the body, which bound the documents' texts as JSON.
+    /// Bytes of the body, an upper limit of the documents' texts as JSON.
     body_bytes: usize,
     kept: Held,
 }
@@ -72,7 +72,7 @@ pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Reques
     let id = state.server.ids.request("rerank");
     let scores = parsed.judgement.scores(&state, &id, "rerank", "documents").await?;
     let mut order: Vec<usize> = (0..scores.len()).collect();
-    // Of equal ones the earlier first: a sort that keeps order.
+    // A stable sort: of documents with equal scores the earlier comes first.
     order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
     let ranked = |index: &usize| Ranked {
         index: *index,

@@ -1,4 +1,4 @@
-//! Many inputs through the engine: as many at once as keep its steps full, the next when one is answered.
+//! Runs many inputs through the engine: enough at once to fill its steps, the next when one is answered.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ const AHEAD: usize = 2;
 /// How often a request without an input in the engine tries to submit the next one, while the queue is full.
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
-/// The results of all inputs, in order. `param` names the inputs in errors.
+/// Returns the results of all inputs, in order. `param` names the inputs in errors.
 pub(super) async fn run(
     state: &Arc<ModelState>,
     id: &str,
@@ -128,7 +128,7 @@ fn request(input: &Input) -> Request {
     }
 }
 
-/// One input's numbers, or the engine's words and where the error lies.
+/// Returns the index of an input with its numbers, or with the engine's message and the cause of the error.
 async fn answer(index: usize, mut reader: Reader) -> (usize, Result<Vec<f32>, (String, Cause)>, Snapshot) {
     let watch = reader.watch();
     let result = values(&mut reader).await;
@@ -147,7 +147,7 @@ async fn values(reader: &mut Reader) -> Result<Vec<f32>, (String, Cause)> {
     Err(("the engine ended without an answer".into(), Cause::Engine))
 }
 
-/// The engine says `prompt`; the client knows it by another name, and as one of many.
+/// Returns the error of a refusal, with the client's name and index for the input instead of the engine's `prompt`.
 fn named(refusal: Refusal, param: &str, index: usize, count: usize) -> ApiError {
     let mut error = ApiError::from(refusal);
     if error.param.as_deref() == Some("prompt") {

@@ -1,4 +1,4 @@
-//! `POST /v1/score`, in vLLM's shape: how well texts fit each other, pair by pair.
+//! `POST /v1/score`, in vLLM's form: how well texts fit each other, pair by pair.
 
 use std::sync::Arc;
 
@@ -18,10 +18,10 @@ use crate::http::ids::now_s;
 use crate::http::json::json_sized;
 use crate::state::model::ModelState;
 
-/// What the answer says of one pair.
+/// The most bytes of JSON for one pair's score.
 const ITEM_BYTES: usize = 96;
 
-/// What surrounds the scores, the model's name aside.
+/// The most bytes of JSON around the scores, apart from the model's name.
 const ANSWER_BYTES: usize = 256;
 
 #[derive(Serialize)]

@@ -1,5 +1,4 @@
-//! Arithmetic on embeddings: shorter, of length 1, how near to each other; and as base64. Sums run in double precision,
-//! in order.
+//! Arithmetic on embeddings: normalization, cosine and base64. Sums run in double precision, in order.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
@@ -8,7 +7,7 @@ fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
 }
 
-/// Scales to length 1; zeros stay.
+/// Scales to length 1; an all-zero vector stays zero.
 pub(super) fn normalize(x: &mut [f32]) {
     let length = dot(x, x).sqrt();
     if length > 0.0 {
@@ -16,7 +15,7 @@ pub(super) fn normalize(x: &mut [f32]) {
     }
 }
 
-/// The cosine of the angle between two embeddings; 0 where one has no direction.
+/// Returns the cosine of the angle between two embeddings; 0 where one is zero.
 pub(super) fn cosine(a: &[f32], b: &[f32]) -> f64 {
     let lengths = (dot(a, a) * dot(b, b)).sqrt();
     if lengths > 0.0 { dot(a, b) / lengths } else { 0.0 }
@@ -27,7 +26,7 @@ pub(super) fn sigmoid(x: f64) -> f64 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// Little-endian f32s as base64, OpenAI's `encoding_format: base64`.
+/// Returns little-endian f32s as base64, OpenAI's `encoding_format: base64`.
 pub(super) fn base64(x: &[f32]) -> String {
     let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
     STANDARD.encode(bytes)

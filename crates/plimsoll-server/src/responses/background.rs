@@ -23,14 +23,14 @@ use crate::state::background::ModelUse;
 use crate::state::response_store::LogRead;
 use crate::state::server::ServerState;
 
-/// What a response in the background holds until it has ended.
+/// Resources of a response in the background, held until it has ended.
 pub(super) struct Place {
     pub permit: OwnedSemaphorePermit,
-    /// None where there is one model only.
+    /// None on a server with one model.
     pub model: Option<ModelUse>,
 }
 
-/// Makes the response, whatever becomes of the client, and returns its answer: the object, or the stream.
+/// Makes the response, even if the client disconnects, and returns the answer for now: the object, or the stream.
 pub(super) fn start(request: ActiveRequest, mut responding: Responding, place: Place) -> ApiResult<Response> {
     let server = Arc::clone(&request.state.server);
     let (id, key) = (request.id.clone(), responding.key());
@@ -63,7 +63,7 @@ fn add(server: &ServerState, id: &str, out: Events) {
     server.responses.log_add(id, &events);
 }
 
-/// Makes a response to its end.
+/// Makes a response until it has ended.
 async fn make(mut request: ActiveRequest, mut responding: Responding, place: Place) {
     let (server, id) = (Arc::clone(&request.state.server), request.id.clone());
     let done = AssertUnwindSafe(run(&mut request, &mut responding)).catch_unwind().await;
@@ -79,7 +79,7 @@ async fn make(mut request: ActiveRequest, mut responding: Responding, place: Pla
         }
     }
     server.responses.log_ends(&id);
-    // The bytes of the request are given back before its place.
+    // The request's bytes are released before its permit.
     drop((request, responding));
     let Place { permit, model } = place;
     drop((model, permit));
@@ -103,7 +103,7 @@ async fn run(request: &mut ActiveRequest, responding: &mut Responding) {
     }
 }
 
-/// A stream of the events of a response from the one with the number `from`.
+/// Returns a stream of a response's events, beginning with the number `from`.
 pub(super) fn follow(server: &Arc<ServerState>, id: String, key: Option<usize>, from: u64) -> ApiResult<Response> {
     if server.responses.log_read(&id, key, from).is_none() {
         if server.responses.look(&id, key).is_none() {
@@ -132,7 +132,7 @@ struct Follower {
     next: u64,
 }
 
-/// The end of a stream that cannot go on.
+/// The last event of a stream that cannot continue.
 #[derive(Serialize)]
 struct Lost {
     #[serde(rename = "type")]
@@ -144,7 +144,7 @@ struct Lost {
 }
 
 impl Follower {
-    /// The next events, and whether they are the last.
+    /// Returns the next events, and whether they are the last.
     async fn read(&mut self) -> (Bytes, bool) {
         loop {
             let Some(LogRead { bytes, next, ended, lost, mut grown }) =

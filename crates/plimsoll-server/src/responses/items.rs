@@ -34,22 +34,22 @@ pub(super) enum What {
     Mcp(McpItem),
 }
 
-/// A part of what an item says.
+/// A part of an item's content.
 #[derive(Debug)]
 pub(super) enum Said {
     Text(String),
-    /// An image: what stands for it in the template's message, and what was sent, if it is to be kept.
+    /// An image: the part of the template's message, and the URL and detail as sent, if they must be kept.
     Image {
         medium: Value,
         url: String,
         detail: Option<String>,
     },
-    /// A document: what stands for it in the template's message, and what was sent.
+    /// A document: its text in the template's message, and the file as sent.
     File {
         text: String,
         sent: SentFile,
     },
-    /// An audio clip, in the same way.
+    /// An audio clip: the part of the template's message, and the data and format as sent.
     Audio {
         medium: Value,
         data: String,
@@ -57,10 +57,10 @@ pub(super) enum Said {
     },
 }
 
-/// Finds the images in items.
+/// Collects the media and files in items while they are parsed.
 pub(crate) struct Shown<'a> {
     pub media: MediaParser<'a>,
-    /// The items are to be written down as they came.
+    /// Whether the items must be kept as they were sent, for the store.
     pub kept: bool,
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn input(
     list(state, "input", raw.get(), stored, shown)
 }
 
-/// Takes a list of items, also one that was stored, and those that it refers to.
+/// Takes a list of items, which may be a stored one, and the items that it refers to.
 pub(crate) fn list(
     state: &ModelState,
     param: &str,
@@ -96,7 +96,7 @@ pub(crate) fn list(
     raw.iter().enumerate().map(item).collect()
 }
 
-/// Takes an item, or the one that it refers to; what is stored refers to none.
+/// Takes an item, or the item that it refers to. A stored item refers to no other.
 fn item(
     state: &ModelState,
     path: String,
@@ -114,7 +114,7 @@ fn item(
         let raw = stored.get(&id).ok_or_else(|| missing(state, param, &id))?;
         return item(state, path, raw, None, shown);
     }
-    // Only a call of an MCP server has the last two.
+    // Only a call of an MCP server has the last two statuses.
     let statuses = ["\"completed\"", "\"incomplete\"", "\"in_progress\"", "\"calling\"", "\"failed\""];
     fields.only("status", if kind.as_deref() == Some("mcp_call") { &statuses } else { &statuses[..3] })?;
     let (prefix, what) = match kind.as_deref() {
@@ -123,7 +123,7 @@ fn item(
             let summary = reasoning(&mut fields, "summary", shown)?;
             fields.never(&["encrypted_content"], "reasoning is sent as text here")?;
             let said = reasoning(&mut fields, "content", shown)?;
-            // What is shown of reasoning that a client never had whole is what there is of them.
+            // A client that never had the whole reasoning sends its summary back; the summary then stands for it.
             let said = if said.is_empty() { summary } else { said };
             ("rs", What::Reasoning { said })
         }
@@ -184,7 +184,7 @@ fn message(fields: &mut Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<What> {
     Ok(What::Message { role, said })
 }
 
-/// Parts that are texts alone.
+/// Takes parts that may only be texts.
 fn reasoning(fields: &mut Fields<'_>, name: &str, shown: &mut Shown<'_>) -> ApiResult<Vec<Said>> {
     let at = fields.param(name);
     let said = parts(fields, name, shown)?.unwrap_or_default();
@@ -203,7 +203,7 @@ fn direct(fields: &mut Fields<'_>) -> ApiResult<()> {
     caller.finish()
 }
 
-/// A text, or parts that are texts, images and audio clips.
+/// Takes a text, or parts that are texts, images and audio clips.
 fn parts(fields: &mut Fields<'_>, name: &str, shown: &mut Shown<'_>) -> ApiResult<Option<Vec<Said>>> {
     let path = fields.param(name);
     let Some(raw) = fields.raw(name) else { return Ok(None) };
@@ -221,8 +221,8 @@ fn part(mut fields: Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<Said> {
     let text = match kind.as_str() {
         "input_text" | "reasoning_text" | "summary_text" => fields.required("text")?,
         "output_text" => {
-            // What was reported with an answer, where it comes from, and what OpenAI's client has read in it say
-            // nothing when they come back.
+            // These fields have no effect when a client sends them back: log-probabilities, sources of a text, and the text as parsed by
+            // OpenAI's client.
             for name in ["annotations", "logprobs", "parsed"] {
                 fields.raw(name);
             }
@@ -265,7 +265,7 @@ fn part(mut fields: Fields<'_>, shown: &mut Shown<'_>) -> ApiResult<Said> {
     Ok(Said::Text(text))
 }
 
-/// What was said, as templates know it.
+/// Returns an item's content in the form that templates expect.
 pub(super) fn content(said: &[Said]) -> Value {
     let mut content = Value::Null;
     for part in said {
@@ -278,7 +278,7 @@ pub(super) fn content(said: &[Said]) -> Value {
 }
 
 impl Item {
-    /// Heap bytes of what it says.
+    /// Returns the heap bytes of the item's content.
     pub fn bytes(&self) -> u64 {
         let said = |said: &[Said]| -> u64 {
             let own = |part: &Said| match part {
@@ -304,7 +304,7 @@ impl Item {
             }
     }
 
-    /// The item as the API shows it.
+    /// Returns the item in the form of the API.
     pub fn shown(&self) -> Value {
         let (id, status) = (&self.id, "completed");
         let parts = |kind: &str, said: &[Said]| -> Vec<Value> {
@@ -365,7 +365,7 @@ impl Item {
     }
 }
 
-/// Items as the text between a list's brackets.
+/// Returns items as the text between a list's brackets.
 pub(crate) fn written(items: &[Item]) -> String {
     let all: Vec<String> = items.iter().map(|item| item.shown().to_string()).collect();
     all.join(",")

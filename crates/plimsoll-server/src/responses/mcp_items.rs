@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::Fields;
 
-/// Characters of a call's id in a prompt. Some templates accept no others.
+/// The number of characters of a call's id in a prompt. Some templates accept no other number.
 const CALL_ID_CHARS: usize = 9;
 
 /// One item.
@@ -42,9 +42,9 @@ pub(crate) enum McpItem {
 #[derive(Clone, Debug)]
 pub(crate) enum CallEnd {
     Output(String),
-    /// The error as the API shows it.
+    /// The error in the form of the API.
     Error(Box<RawValue>),
-    /// It was not made, or has no result.
+    /// The call was not made, or has no result.
     Open,
 }
 
@@ -58,7 +58,7 @@ pub(crate) struct Approved {
 }
 
 impl McpItem {
-    /// Takes an item of this kind, and the prefix of its ids. None if the kind is not one of MCP.
+    /// Takes an item of this kind. Returns it with the prefix of its ids; none if the kind is not one of MCP.
     pub fn take(kind: &str, fields: &mut Fields<'_>) -> ApiResult<Option<(&'static str, Self)>> {
         let item = match kind {
             "mcp_list_tools" => {
@@ -94,7 +94,7 @@ impl McpItem {
         Ok(Some(item))
     }
 
-    /// Heap bytes of it.
+    /// Returns the heap bytes of the item.
     pub fn bytes(&self) -> u64 {
         let bytes = match self {
             Self::Tools { label, tools, error } => {
@@ -114,7 +114,7 @@ impl McpItem {
         bytes as u64
     }
 
-    /// The item as the API shows it.
+    /// Returns the item in the form of the API.
     pub fn shown(&self, id: &str) -> Value {
         match self {
             Self::Tools { label, tools, error } => {
@@ -141,13 +141,13 @@ impl McpItem {
     }
 }
 
-/// The id of an item's call in the prompt. It depends on the item alone, so that the prefix cache finds the prompt again.
+/// Returns the id of an item's call in the prompt. It depends on the item alone, so that the prefix cache finds the prompt again.
 pub(super) fn call_id(id: &str) -> &str {
     let from = id.len().saturating_sub(CALL_ID_CHARS);
     if id.is_char_boundary(from) { &id[from..] } else { id }
 }
 
-/// The text that the model reads for a failed call.
+/// Returns the text that the model reads for a failed call.
 pub(super) fn words_of(error: &RawValue) -> String {
     let value: Value = serde_json::from_str(error.get()).unwrap_or_default();
     let texts = value["content"].as_array().into_iter().flatten().filter_map(|block| block["text"].as_str());
@@ -156,7 +156,7 @@ pub(super) fn words_of(error: &RawValue) -> String {
     format!("Error: {}", said.or_else(|| value.as_str().map(str::to_owned)).unwrap_or_else(|| "the tool failed".into()))
 }
 
-/// The text that the model reads for a call that the client did not approve.
+/// Returns the text that the model reads for a call that the client did not approve.
 pub(super) fn denied(reason: Option<&str>) -> String {
     match reason {
         Some(reason) => format!("Error: the user did not approve this call: {reason}"),
@@ -164,7 +164,7 @@ pub(super) fn denied(reason: Option<&str>) -> String {
     }
 }
 
-/// The request that an approval names, among the items before it.
+/// Returns the request that an approval names, from the items before it.
 pub(super) fn requested<'a>(
     param: &str,
     before: &[(&'a str, &'a McpItem)],
@@ -183,7 +183,7 @@ pub(super) fn requested<'a>(
     })
 }
 
-/// The calls that are approved and still to be made.
+/// Returns the approved calls that are still to be made.
 pub(super) fn approved(param: &str, items: &[(&str, &McpItem)]) -> ApiResult<Vec<Approved>> {
     let mut open: Vec<Approved> = Vec::new();
     for (at, (_, item)) in items.iter().enumerate() {

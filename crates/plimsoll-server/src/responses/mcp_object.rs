@@ -1,4 +1,4 @@
-//! Items of MCP as the response object shows them.
+//! Items of MCP in the form of the response object.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(crate) struct McpCall {
     pub label: String,
     pub name: String,
     pub arguments: String,
-    /// The arguments are complete.
+    /// Whether the arguments are complete.
     pub ready: bool,
     /// The text of the tool's answer, or the error. None while the call runs.
     pub result: Option<Result<String, CallError>>,
@@ -41,7 +41,7 @@ impl Serialize for ListedTool {
     }
 }
 
-/// Why a call failed.
+/// The reason why a call failed.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[allow(clippy::enum_variant_names)] // OpenAI's names
@@ -56,7 +56,7 @@ impl From<McpError> for CallError {
         let message = error.to_string();
         match error {
             McpError::Rpc { code, message } => Self::McpProtocolError { code, message },
-            // JSON-RPC's code of a parse error.
+            // JSON-RPC's code for a parse error.
             McpError::Invalid(_) => Self::McpProtocolError { code: -32700, message },
             McpError::Status { status: code, .. } => Self::HttpError { code, message },
             McpError::TooSlow { .. } => Self::HttpError { code: 504, message },

@@ -37,35 +37,35 @@ pub(crate) struct McpRun {
     /// None while a turn is being prepared.
     pub base: Option<Box<Base>>,
     pub calls_left: u32,
-    /// Items of the output that are in the conversation already.
+    /// The number of output items that are in the conversation already.
     pub told: usize,
     pub approved: Vec<Approved>,
-    /// The next turn is not the first.
+    /// Whether the next turn is not the first.
     pub again: bool,
-    /// No turn follows.
+    /// Whether no turn follows.
     pub ended: bool,
 }
 
 pub(crate) type Job = Pin<Box<dyn Future<Output = Done> + Send>>;
 
-/// One server.
+/// One MCP server of a response.
 pub(crate) struct Server {
     pub tool: McpTool,
     /// None while a job uses it.
     pub session: Option<Session>,
     pub tools: Option<Arc<ToolSet>>,
-    /// The conversation has its list already, so the output shows none.
+    /// Whether the conversation has its list already; the output then shows none.
     pub listed: bool,
 }
 
-/// A step of the work.
+/// A step of the work between turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Todo {
     /// Ask a server for its tools.
     List(usize),
     /// Make the call of an item of the output.
     Call(usize),
-    /// The model's next turn.
+    /// Start the model's next turn.
     Turn,
 }
 
@@ -76,7 +76,7 @@ pub(crate) enum Done {
     Prepared { base: Box<Base>, result: Box<ApiResult<Submission>> },
 }
 
-/// The state that every turn begins from.
+/// The state from which every turn begins.
 pub(crate) struct Base {
     pub request: ChatRequest,
     /// The share of the byte budget of the conversation and the servers' answers.
@@ -171,7 +171,7 @@ impl McpRun {
         Ok(())
     }
 
-    /// Gives the model the tools, when all servers have listed theirs.
+    /// Adds the tools to the conversation, when all servers have listed theirs.
     pub fn tools_are_here(&mut self) -> ApiResult<()> {
         let (Some(mut asked), Some(base)) = (self.asked.take(), &mut self.base) else { return Ok(()) };
         for server in &self.servers {
@@ -187,8 +187,8 @@ impl McpRun {
         self.base.as_mut().map_or(Ok(()), |base| base.held.grow_for("tools", COPIES * bytes as u64))
     }
 
-    /// Starts to prepare the next turn, with the output so far in the conversation. `used`: tokens generated so far. False if none are
-    /// left.
+    /// Starts to prepare the next turn, with the output so far in the conversation. `used`: the number of tokens generated so far. Returns
+    /// false if no tokens are left.
     pub fn turn(&mut self, outputs: &[Output], used: u64) -> ApiResult<bool> {
         let Some(mut base) = self.base.take() else { return Ok(false) };
         if let Some(most) = base.tokens_max {
@@ -245,7 +245,7 @@ fn add(asked: &mut McpAsked, tool: &McpTool, tools: &ToolSet, held: &mut Held) -
     tool.add_to(&mut asked.list, tools)
 }
 
-/// Gives a conversation the tools of all servers.
+/// Adds the tools of all servers to a conversation.
 fn use_tools(asked: McpAsked, conversation: &mut Conversation, held: &mut Held) -> ApiResult<()> {
     held.grow_for("tools", asked.list.values().iter().map(value_bytes).sum())?;
     conversation.tools = asked.used()?;
@@ -256,14 +256,14 @@ fn none_known() -> ApiError {
     ApiError::internal("no MCP server may be used")
 }
 
-/// A server did not give its tools.
+/// Returns the error for a server that did not list its tools.
 pub(super) fn list_failed(label: &str, error: &McpError) -> ApiError {
     let message = format!("the tools of the MCP server `{}` cannot be listed: {error}", quote(label));
     let (param, code) = (Some("tools".into()), Some("mcp_server_failed"));
     ApiError { param, code, ..ApiError::new(StatusCode::FAILED_DEPENDENCY, message) }
 }
 
-/// JSON-RPC's code of invalid parameters.
+/// JSON-RPC's code for invalid parameters.
 const INVALID_PARAMS: i64 = -32602;
 
 impl Base {
@@ -278,7 +278,7 @@ impl Base {
     }
 }
 
-/// An item of the output as an item of the conversation; none for items that the model does not see.
+/// Returns an item of the output as an item of the conversation; none for items that the model does not see.
 fn item(output: &Output) -> Option<Item> {
     let text = |text: &String| vec![Said::Text(text.clone())];
     let what = match &output.what {

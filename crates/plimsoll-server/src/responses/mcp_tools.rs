@@ -15,10 +15,10 @@ use crate::mcp::{Credentials, Endpoint, McpServers, Tool, ToolSet, check_label};
 pub(super) const CALLS: u32 = 32;
 const CALLS_MAX: u32 = 128;
 
-/// Most names of a filter.
+/// The most names of a filter.
 const NAMES_MAX: usize = 256;
 
-/// Most values of headers.
+/// The most values in the request's headers for a server.
 const HEADER_NODES_MAX: usize = 128;
 
 /// One server as a request names it.
@@ -28,23 +28,23 @@ pub(crate) struct McpTool {
     pub endpoint: Arc<Endpoint>,
     allowed: Filter,
     approval: Approval,
-    /// Where it stands in the body.
+    /// The path of the tool in the body.
     param: String,
 }
 
-/// Selects tools by name, or by the server's `readOnlyHint`. An empty one selects all.
+/// Selects tools by name, or by the server's `readOnlyHint`. An empty filter selects all.
 #[derive(Debug, Default)]
 struct Filter {
     names: Option<Vec<String>>,
     read_only: Option<bool>,
 }
 
-/// Which calls need the client's approval.
+/// The calls that need the client's approval.
 #[derive(Debug)]
 enum Approval {
     Always,
     Never,
-    /// Those that `always` names. Without it, those that `never` does not name.
+    /// Calls that `always` selects. Without `always`, calls that `never` does not select.
     Some {
         always: Option<Filter>,
         never: Option<Filter>,
@@ -153,7 +153,7 @@ impl McpTool {
         Ok(Self { label, endpoint: Arc::new(endpoint), allowed, approval, param: param.into() })
     }
 
-    /// Adds the allowed tools to the list that the model sees.
+    /// Adds the allowed tools to the list for the model.
     pub fn add_to(&self, list: &mut ToolList, tools: &ToolSet) -> ApiResult<()> {
         for tool in tools.tools.iter().filter(|tool| self.allowed.takes(tool)) {
             let name = full_name(&self.label, &tool.name);
@@ -163,24 +163,24 @@ impl McpTool {
         Ok(())
     }
 
-    /// The tool of this name, if it may be called, and whether a call needs an approval.
+    /// Returns the tool of this name, if it may be called, and whether its calls need an approval.
     pub fn find<'t>(&self, tools: &'t ToolSet, name: &str) -> Option<(&'t Tool, bool)> {
         let tool = tools.tools.iter().find(|tool| tool.name == name && self.allowed.takes(tool))?;
         Some((tool, self.approval.needed(tool)))
     }
 
-    /// Whether the server's list shows a tool.
+    /// Returns whether the server's list shows a tool.
     pub fn shows(&self, tool: &Tool) -> bool {
         self.allowed.takes(tool)
     }
 
-    /// Heap bytes of it, about.
+    /// Returns about the heap bytes of this.
     pub fn bytes(&self) -> u64 {
         size_of::<Self>() as u64 + self.label.len() as u64 + self.endpoint.credentials.bytes()
     }
 }
 
-/// A tool's name in the prompt, as of a function in a namespace.
+/// Returns a tool's name in the prompt, in the form of a function in a namespace.
 pub(super) fn full_name(label: &str, name: &str) -> String {
     format!("{label}.{name}")
 }
@@ -196,7 +196,7 @@ pub(super) fn max_calls(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
     }
 }
 
-/// A tool as the response repeats it: without headers and authorization.
+/// Returns a tool for the response: without headers and authorization.
 pub(super) fn without_keys(raw: &RawValue) -> ApiResult<Box<RawValue>> {
     let broken = |_| ApiError::internal("a tool cannot be repeated");
     let mut tool: Value = serde_json::from_str(raw.get()).map_err(broken)?;

@@ -1,4 +1,4 @@
-//! OpenAI's Responses API: `POST /v1/responses`, and what can be done with a response afterwards.
+//! OpenAI's Responses API: `POST /v1/responses`, and the routes for a response afterwards.
 
 mod background;
 mod items;
@@ -39,13 +39,13 @@ use crate::state::model::ModelState;
 use crate::state::response_store::Kept;
 use crate::state::server::ServerState;
 
-/// A cancelled response has this long to end: a stream ends when its client reads on.
+/// A cancelled response has this long to end: a stream ends when its client reads again.
 const CANCEL_GRACE: Duration = Duration::from_secs(5);
 
-/// How ids of responses begin.
+/// The beginning of every response id.
 const PREFIX: &str = "resp_";
 
-/// Items of one page of a list, unless the client says otherwise, and at most.
+/// Items of one page of a list by default, and at most.
 const PAGE: usize = 20;
 const PAGE_MAX: usize = 100;
 
@@ -80,7 +80,7 @@ pub(crate) async fn create(State(state): State<Arc<ModelState>>, request: Reques
     }
 }
 
-/// Submits the request, or, if MCP servers are asked first, lets it wait for them.
+/// Submits the request. If MCP servers are asked first, prepares the request to wait for them.
 async fn begin(parsed: ParsedBody, state: &Arc<ModelState>, id: String) -> ApiResult<(ActiveRequest, Responding)> {
     if parsed.waits() {
         let request::Waiting { submission, echo, items, run } = parsed.wait(state).await?;
@@ -100,8 +100,8 @@ struct Count {
     input_tokens: usize,
 }
 
-/// `POST /v1/responses/input_tokens`: the tokens of the prompt that the same fields make at `/v1/responses`. MCP servers
-/// are asked for their tools as there.
+/// `POST /v1/responses/input_tokens`: the number of tokens in the prompt that the same fields make at `/v1/responses`. MCP servers are
+/// asked for their tools in the same way.
 pub(crate) async fn input_tokens(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
     let key = Caller::current().key;
     let parsed = state.on_body(request, move |body, state| request::count(body, state, key));
@@ -168,8 +168,7 @@ pub(crate) async fn delete(State(state): State<Arc<ServerState>>, Name(id): Name
     Ok(json(&Deleted { id: &id, object: "response", deleted: true }, None))
 }
 
-/// `POST /v1/responses/{id}/cancel`: ends a running response and says what became of it; one that has ended stays as it
-/// is.
+/// `POST /v1/responses/{id}/cancel`: ends a running response and returns it with its final status. An ended response stays unchanged.
 pub(crate) async fn cancel(State(state): State<Arc<ServerState>>, Name(id): Name) -> ApiResult<Response> {
     if !id.starts_with(PREFIX) {
         return Err(unknown(&id));
@@ -202,8 +201,7 @@ struct Page<'a> {
     has_more: bool,
 }
 
-/// `GET /v1/responses/{id}/input_items`: all that came before the output, the newest first unless `order` says
-/// otherwise.
+/// `GET /v1/responses/{id}/input_items`: all items before the output, the newest first unless `order` says otherwise.
 pub(crate) async fn input_items(
     State(state): State<Arc<ServerState>>,
     Name(id): Name,
@@ -262,7 +260,7 @@ fn id_of(item: &RawValue) -> Option<String> {
     serde_json::from_str::<Named>(item.get()).ok().map(|named| named.id)
 }
 
-/// The pairs of a query. Ids and numbers need no decoding.
+/// Returns the pairs of a query. Ids and numbers need no decoding.
 fn pairs(query: Option<&str>) -> impl Iterator<Item = (&str, &str)> {
     let all = query.unwrap_or_default().split('&').filter(|pair| !pair.is_empty());
     all.map(|pair| pair.split_once('=').unwrap_or((pair, "")))
@@ -272,7 +270,7 @@ fn kept(state: &ServerState, id: &str) -> ApiResult<Kept> {
     state.responses.get(id, Caller::current().key).ok_or_else(|| unknown(id))
 }
 
-/// A stored text as an answer, held until it is sent.
+/// Returns a stored text as an answer. The byte budget is charged until it is sent.
 fn sent(state: &ServerState, text: Bytes) -> ApiResult<Response> {
     let held = state.bytes.hold(text.len() as u64)?;
     Ok(json_text(text, Some(held)))

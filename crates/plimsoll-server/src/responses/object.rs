@@ -1,4 +1,4 @@
-//! The response object: what was asked for, repeated; what was answered, as items; how it ended.
+//! The response object: the request's fields, repeated; the answer, as items; and the way it ended.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -8,7 +8,7 @@ use crate::conversation::active::Usage;
 use crate::conversation::logprobs::ChatToken;
 use crate::http::error::ApiError;
 
-/// What the object repeats of the request.
+/// The request's fields that the object repeats.
 #[derive(Debug, Default)]
 pub(crate) struct Echo {
     pub background: bool,
@@ -22,7 +22,7 @@ pub(crate) struct Echo {
     pub previous_response_id: Option<String>,
     pub prompt_cache_key: Option<String>,
     pub effort: Option<String>,
-    /// `truncation` is `auto`.
+    /// Whether `truncation` is `auto`.
     pub drops_oldest: bool,
     pub safety_identifier: Option<String>,
     pub store: bool,
@@ -36,7 +36,7 @@ pub(crate) struct Echo {
 }
 
 impl Echo {
-    /// Bytes that it holds.
+    /// Returns the heap bytes of the fields.
     pub fn bytes(&self) -> u64 {
         let raw = [&self.metadata, &self.text, &self.tool_choice, &self.tools];
         let raw = raw.into_iter().flatten().map(|raw| raw.get().len());
@@ -52,7 +52,7 @@ impl Echo {
         (raw.sum::<usize>() + texts.sum::<usize>() + namespaced.sum::<usize>()) as u64
     }
 
-    /// A function's namespace, if it has one, and its own name.
+    /// Returns a function's namespace, if it has one, and its own name.
     pub fn apart(&self, name: String) -> (Option<String>, String) {
         match self.namespaced.iter().find(|of| of.full == name) {
             Some(of) => (Some(name[..of.namespace].into()), name[of.namespace + 1..].into()),
@@ -61,7 +61,7 @@ impl Echo {
     }
 }
 
-/// A function in a namespace, as the model knows it: both names with a dot between them.
+/// A function in a namespace under its name in the prompt: both names with a dot between them.
 #[derive(Debug)]
 pub(crate) struct Namespaced {
     full: String,
@@ -79,7 +79,7 @@ impl Namespaced {
     }
 }
 
-/// How far a response has come.
+/// The progress of a response or of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Status {
@@ -119,7 +119,7 @@ pub(crate) enum What {
         name: String,
         input: String,
     },
-    /// The tools of an MCP server; empty until it has answered.
+    /// The tools of an MCP server; empty until the server has answered.
     McpTools {
         label: String,
         tools: Vec<ListedTool>,
@@ -134,7 +134,7 @@ pub(crate) enum What {
     },
 }
 
-/// An item as the API shows it.
+/// An item in the form of the API.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(crate) enum Shown<'a> {
@@ -200,7 +200,7 @@ pub(crate) enum Part<'a> {
 }
 
 impl Output {
-    /// The item's one part, if it has parts.
+    /// Returns the item's one part, if it has parts.
     pub fn part(&self) -> Option<Part<'_>> {
         match &self.what {
             What::Reasoning { text } => Some(Part::ReasoningText { text }),
@@ -209,7 +209,7 @@ impl Output {
         }
     }
 
-    /// The item; one that has only just begun shows no part yet.
+    /// Returns the item in the form of the API; without its part if it has only begun.
     pub fn shown(&self, begun: bool) -> Shown<'_> {
         let (id, status) = (self.id.as_str(), self.status);
         let content = self.part().filter(|_| !begun).into_iter().collect();
@@ -240,7 +240,7 @@ impl Output {
     }
 }
 
-/// The object.
+/// The response object.
 #[derive(Serialize)]
 pub(crate) struct Object<'a> {
     pub id: &'a str,
@@ -275,7 +275,7 @@ pub(crate) struct Object<'a> {
     pub user: Option<&'a str>,
 }
 
-/// What the client sent, as it sent it, or what stands for it.
+/// A field as the client sent it, or a value that stands for it.
 #[derive(Serialize)]
 #[serde(untagged)]
 pub(crate) enum Raw<'a> {
@@ -309,7 +309,7 @@ pub(crate) struct Reason {
     pub reason: &'static str,
 }
 
-/// Why a response failed.
+/// The reason why a response failed.
 #[derive(Serialize)]
 pub(crate) struct Failure<'a> {
     code: &'static str,
@@ -322,7 +322,7 @@ impl<'a> Failure<'a> {
     }
 }
 
-/// The Responses API's counts.
+/// The Responses API's token counts.
 #[derive(Clone, Copy, Serialize)]
 pub(crate) struct Counts {
     input_tokens: u64,
@@ -357,7 +357,7 @@ impl Counts {
 }
 
 impl<'a> Object<'a> {
-    /// A response that has only just begun.
+    /// The object of a response that has only begun.
     pub fn begun(id: &'a str, created_at: u64, model: &'a str, echo: &'a Echo) -> Self {
         Self {
             id,

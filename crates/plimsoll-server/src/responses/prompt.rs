@@ -11,7 +11,7 @@ use crate::conversation::custom;
 use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::Arguments;
 
-/// Items as messages. The items of one answer (reasoning, text, calls) become one message again.
+/// Converts items to messages. The items of one answer (reasoning, text, calls) become one message again.
 pub(crate) fn messages(param: &str, instructions: Option<&str>, items: &[Item]) -> ApiResult<Vec<Value>> {
     let mut builder = MessageBuilder::default();
     if let Some(text) = instructions {
@@ -20,12 +20,12 @@ pub(crate) fn messages(param: &str, instructions: Option<&str>, items: &[Item]) 
     builder.items(param, items)
 }
 
-/// Messages, and these items after them.
+/// Returns messages with these items after them.
 pub(super) fn continued(param: &str, messages: Vec<Value>, items: &[Item]) -> ApiResult<Vec<Value>> {
     MessageBuilder { messages, ..MessageBuilder::default() }.items(param, items)
 }
 
-/// The items of MCP, with their ids.
+/// Returns the items of MCP, with their ids.
 pub(super) fn of_mcp(items: &[Item]) -> Vec<(&str, &McpItem)> {
     let mut all: Vec<(&str, &McpItem)> = Vec::new();
     for item in items {
@@ -36,7 +36,7 @@ pub(super) fn of_mcp(items: &[Item]) -> Vec<(&str, &McpItem)> {
     all
 }
 
-/// The labels of servers that have a list of tools already.
+/// Returns the labels of servers whose list of tools is in the conversation.
 pub(super) fn listed(items: &[Item]) -> Vec<String> {
     let label = |item: &Item| match &item.what {
         What::Mcp(McpItem::Tools { label, .. }) => Some(label.clone()),
@@ -78,7 +78,7 @@ impl MessageBuilder {
         Ok(self.messages)
     }
 
-    /// A call of an MCP server's tool with its result. The prompt has no lists, and of approvals only calls that were denied.
+    /// Adds a call of an MCP server's tool with its result. The prompt has no lists, and of approvals only calls that were denied.
     fn mcp(&mut self, param: &str, id: &str, item: &McpItem, before: &[(&str, &McpItem)]) -> ApiResult<()> {
         let (id, label, name, arguments, said) = match item {
             McpItem::Call { label, name, arguments, ended, .. } => {
@@ -100,14 +100,14 @@ impl MessageBuilder {
         self.result(param, call_id(id), said.into())
     }
 
-    /// The last message, if it is an assistant's that `more` can still be added to.
+    /// Returns the last message, if it is an assistant's that `more` can still be added to.
     fn open(&mut self, more: fn(&Map<String, Value>) -> bool) -> Option<&mut Map<String, Value>> {
         let last = self.messages.last_mut().and_then(Value::as_object_mut)?;
         (last["role"] == "assistant" && more(last)).then_some(last)
     }
 
     fn message(&mut self, role: &str, content: Value) {
-        // Reasoning that stands alone belongs to the text after it.
+        // Reasoning without a text belongs to the next text.
         let open = self.open(|last| last["content"].is_null() && !last.contains_key("tool_calls"));
         match open.filter(|_| role == "assistant") {
             Some(message) => drop(message.insert("content".into(), content)),

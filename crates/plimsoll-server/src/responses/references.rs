@@ -1,4 +1,4 @@
-//! Items that are sent by their ids alone: clients that let responses be stored refer to what those have in them.
+//! Items that are sent by their ids alone: clients whose responses are stored refer to the items in them.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::state::model::ModelState;
 /// Stored items, by their ids.
 pub(super) type Stored = HashMap<String, Box<RawValue>>;
 
-/// What tells a reference from an item.
+/// The fields that tell a reference from an item.
 #[derive(Deserialize)]
 struct Head {
     #[serde(rename = "type")]
@@ -23,13 +23,13 @@ struct Head {
     role: Option<IgnoredAny>,
 }
 
-/// Whether an item is a reference: by its type, or by having neither type nor role but an id.
+/// Returns whether an item is a reference: by its type, or by an id without type and role.
 pub(super) fn refers(kind: Option<&str>, has_id: bool, has_role: bool) -> bool {
     kind == Some("item_reference") || kind.is_none() && has_id && !has_role
 }
 
-/// The stored items that the input refers to. If several items have the same id, the one of the most recently used
-/// response counts. A missing item is an error when the input is read.
+/// Returns the stored items that the input refers to. If several items have the same id, the one of the most recently used response counts.
+/// Parsing the input later reports a missing item as an error.
 pub(super) fn referred(
     state: &ModelState,
     key: Option<usize>,
@@ -44,7 +44,7 @@ pub(super) fn referred(
     let list: Vec<&RawValue> = serde_json::from_str(input.get()).map_err(|e| wrong("input", &e))?;
     let mut times: HashMap<String, u64> = HashMap::new();
     for raw in list {
-        // What is no item is refused where it is read.
+        // A value that is not an item is refused later, when the input is parsed.
         let Ok(Head { kind, id: Some(id), role }) = serde_json::from_str(raw.get()) else { continue };
         if refers(kind.as_deref(), true, role.is_some()) {
             *times.entry(id).or_default() += 1;
@@ -53,13 +53,13 @@ pub(super) fn referred(
     if !times.is_empty() {
         find(state, key, body, &times, &mut found)?;
     }
-    // Each is parsed like a part of the body as often as it is named, and held like one.
+    // Each stored item is parsed like a part of the body as often as it is named, and charged like one.
     let bytes = found.iter().map(|(id, item)| times.get(id).unwrap_or(&1) * item.get().len() as u64).sum::<u64>();
     body.held.grow_for("input", bytes * PARSED_FACTOR)?;
     Ok(found)
 }
 
-/// Looks for items in what the responses of this key have put out, and in what they were asked.
+/// Looks for items in the outputs and inputs of this key's responses.
 fn find(
     state: &ModelState,
     key: Option<usize>,
@@ -88,14 +88,14 @@ fn find(
         }
         at = Some(used_at);
     }
-    // A reference to a response is a use of it. The newest comes last, so that the order of use stays.
+    // A reference to a response is a use of it. The newest comes last, which keeps the order of use.
     for name in used.iter().rev() {
         state.server.responses.get(name, key);
     }
     Ok(())
 }
 
-/// Each item of a stored list. Nothing is copied.
+/// Calls `take` with each item of a stored list. Nothing is copied.
 fn each<'t>(mut rest: &'t str, mut take: impl FnMut(&'t RawValue) -> ApiResult<()>) -> ApiResult<()> {
     while !rest.is_empty() {
         let mut items = serde_json::Deserializer::from_str(rest).into_iter::<&RawValue>();
@@ -106,7 +106,7 @@ fn each<'t>(mut rest: &'t str, mut take: impl FnMut(&'t RawValue) -> ApiResult<(
     Ok(())
 }
 
-/// Why there is no item with this id, at its place in the input.
+/// Returns the error for a reference at `param` to an item that is not stored.
 pub(super) fn missing(state: &ModelState, param: String, id: &str) -> ApiError {
     let id = crate::http::error::quote(id);
     let message = match state.server.responses.is_on() {

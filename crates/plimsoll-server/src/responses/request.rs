@@ -35,7 +35,7 @@ pub(crate) struct ParsedBody {
     items: Input,
     /// MCP servers that are asked before the first turn of the model.
     mcp: Option<McpAsked>,
-    /// It is made without a connection.
+    /// Whether the response is made without a connection.
     pub background: bool,
 }
 
@@ -46,7 +46,7 @@ struct Input {
 }
 
 impl ParsedBody {
-    /// Renders and tokenizes. Returns with the submission the fields to repeat and the input to store.
+    /// Renders and tokenizes the prompt. Also returns the fields to repeat and the input to store.
     pub async fn prepare(self, state: &Arc<ModelState>) -> ApiResult<(Submission, Echo, Option<Arc<str>>)> {
         let Self { request, held, echo, items, .. } = self;
         let kept = move || {
@@ -70,12 +70,12 @@ pub(crate) struct Waiting {
 }
 
 impl ParsedBody {
-    /// Whether MCP servers are asked before the first turn of the model.
+    /// Returns whether MCP servers are asked before the first turn of the model.
     pub fn waits(&self) -> bool {
         self.mcp.is_some()
     }
 
-    /// Checks what can be checked before the servers answer.
+    /// Checks all that can be checked before the servers answer.
     pub async fn wait(self, state: &Arc<ModelState>) -> ApiResult<Waiting> {
         let Self { request, mut held, echo, items, mcp, background: _ } = self;
         let asked = mcp.ok_or_else(|| ApiError::internal("no MCP server is asked"))?;
@@ -142,7 +142,7 @@ pub(crate) fn parse(mut body: ReadBody, state: &ModelState, key: Option<usize>) 
     Ok(ParsedBody { request, held, echo, items, mcp, background })
 }
 
-/// The conversation of a request that counts tokens, and the MCP servers whose tools belong to it. Runs on a text worker.
+/// Parses the conversation of a token-counting request, and the MCP servers whose tools belong to it. Runs on a text worker.
 pub(crate) fn count(
     mut body: ReadBody,
     state: &ModelState,
@@ -160,7 +160,7 @@ pub(crate) fn count(
     Ok((conversation, held, mcp))
 }
 
-/// What makes the prompt, which is asked for and counted in the same way.
+/// The parts of the prompt, parsed alike for generating and for counting.
 struct Said {
     conversation: Conversation,
     items: Vec<Item>,
@@ -201,7 +201,7 @@ fn said(
     Ok(Said { conversation, items, output_format, mcp })
 }
 
-/// What was said before, as the text between a list's brackets.
+/// Returns the items of the earlier conversation, as the text between a list's brackets.
 fn earlier(
     fields: &mut Fields<'_>,
     state: &ModelState,
@@ -215,7 +215,7 @@ fn earlier(
         let message = format!("{param}: no response `{}` is stored here; it may have been dropped", quote(&id));
         ApiError { code: Some("previous_response_not_found"), ..ApiError::invalid(param, message) }
     })?;
-    // It is parsed like a part of the body, and held like one.
+    // The text is parsed like a part of the body, and charged like one.
     let bytes = (kept.items.len() + kept.response.len()) as u64 * PARSED_FACTOR;
     body.held.grow_for(param, bytes)?;
     let output = kept.output()?;
@@ -226,14 +226,14 @@ fn earlier(
 }
 
 const LOGPROBS: &str = "message.output_text.logprobs";
-/// What clients that keep a conversation themselves ask for: to be given reasoning back. Here they come as text, which
-/// is all there is.
+/// An `include` value of clients that keep a conversation themselves: it asks for reasoning in the answer. This server always sends
+/// reasoning as text.
 const ENCRYPTED: &str = "reasoning.encrypted_content";
 
-/// Why a field is not known here.
+/// The reason for refusing a field of OpenAI's own service.
 const ELSEWHERE: &str = "it belongs to OpenAI's own service";
 
-/// Entries of `include` that are read; a client names each once.
+/// The most entries of `include`; a client names each value once.
 const INCLUDES_MAX: usize = 64;
 
 fn logprobs(fields: &mut Fields<'_>) -> ApiResult<Option<u32>> {
@@ -264,7 +264,7 @@ fn text(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<Option<OutputForm
     Ok(source.map(|source| OutputFormat { param: "text.format", source }))
 }
 
-/// Whether the response is to be kept, as it is unless the client says otherwise.
+/// Returns whether the response is stored; by default it is, if the server stores any.
 fn store(fields: &mut Fields<'_>, responses: &ResponseStore) -> ApiResult<bool> {
     match fields.take("store")? {
         Some(true) if !responses.is_on() => {
@@ -275,7 +275,7 @@ fn store(fields: &mut Fields<'_>, responses: &ResponseStore) -> ApiResult<bool> 
     }
 }
 
-/// Whether the response is made without a connection. It is read from the store.
+/// Returns whether the response is made without a connection. The client then reads it from the store.
 fn background(fields: &mut Fields<'_>, stored: bool) -> ApiResult<bool> {
     let background = fields.take("background")?.unwrap_or(false);
     if background && !stored {
@@ -288,7 +288,7 @@ fn background(fields: &mut Fields<'_>, stored: bool) -> ApiResult<bool> {
 fn reasoning(fields: &mut Fields<'_>, conversation: &mut Conversation, echo: &mut Echo) -> ApiResult<()> {
     let Some(raw) = fields.raw("reasoning") else { return Ok(()) };
     let mut reasoning = Fields::of("reasoning".into(), raw)?;
-    // Reasoning is given whole, as reasoning items: more than any of these asks for.
+    // Reasoning is returned whole, as reasoning items: more than either of these asks for.
     for name in ["summary", "generate_summary"] {
         reasoning.only(name, &["\"auto\"", "\"concise\"", "\"detailed\""])?;
     }
@@ -303,7 +303,7 @@ fn reasoning(fields: &mut Fields<'_>, conversation: &mut Conversation, echo: &mu
     Ok(())
 }
 
-/// Whether the oldest turns may be left out.
+/// Returns whether the oldest turns may be left out.
 fn truncation(fields: &mut Fields<'_>) -> ApiResult<bool> {
     match fields.take::<String>("truncation")?.as_deref() {
         None | Some("disabled") => Ok(false),
@@ -315,7 +315,7 @@ fn truncation(fields: &mut Fields<'_>) -> ApiResult<bool> {
     }
 }
 
-/// Fields that come back as they are, that are true already, or that this server does not have and therefore refuses.
+/// Takes fields that the answer repeats, fields without an effect on this server, and fields that it refuses.
 fn the_rest(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<()> {
     echo.user = fields.take("user")?;
     echo.safety_identifier = fields.take("safety_identifier")?;
@@ -326,7 +326,7 @@ fn the_rest(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<()> {
             .map_err(|e| crate::http::fields::wrong("metadata", &e))?;
         echo.metadata = Some(raw.to_owned());
     }
-    // What an agent says of itself.
+    // Data of an agent about itself.
     fields.take_few::<BTreeMap<String, String>>("client_metadata", METADATA_NODES_MAX)?;
     if let Some(raw) = fields.raw("stream_options") {
         let mut options = Fields::of("stream_options".into(), raw)?;
@@ -336,7 +336,7 @@ fn the_rest(fields: &mut Fields<'_>, echo: &mut Echo) -> ApiResult<()> {
     echo.background = background(fields, echo.store)?;
     echo.drops_oldest = truncation(fields)?;
     fields.service_tier()?;
-    // Prefixes are cached by themselves.
+    // Prefixes are always cached.
     fields.hints(&["prompt_cache_retention", "prompt_cache_options", "prediction", "safe_prompt"]);
     let elsewhere = ["access_programs", "context_management", "conversation", "image", "moderation", "prompt"];
     fields.never(&elsewhere, ELSEWHERE)

@@ -1,5 +1,5 @@
-//! A response while it is made: items that are added, grow and are done, numbered events for each step, and the object
-//! at the end. An answer that is not streamed takes the same steps without sending events.
+//! A response in progress: items that are added, grow and end, numbered events for each step, and the object at the end. An answer that is
+//! not streamed takes the same steps without sending events.
 
 mod mcp;
 
@@ -34,13 +34,13 @@ pub(crate) struct Responding {
     /// The API key of the client.
     key: Option<usize>,
     finish: Option<FinishReason>,
-    /// It can be asked for while it is made.
+    /// Makes the response visible in the store while it is in progress.
     begun: Option<Begun>,
     /// None without MCP servers.
     mcp: Option<Box<McpRun>>,
     /// Reasoning tokens of earlier turns.
     reasoning_before: u64,
-    /// The call that is being read is beyond `max_tool_calls`.
+    /// Whether the call that is being read is beyond `max_tool_calls`.
     ignores: bool,
 }
 
@@ -123,7 +123,7 @@ impl Teller {
     }
 }
 
-/// A response that has no output yet.
+/// Returns the object of a response that has no output yet.
 fn begun<'a>(request: &'a ActiveRequest, echo: &'a Echo) -> Object<'a> {
     Object::begun(&request.id, request.created, &request.submission.common.model, echo)
 }
@@ -135,7 +135,7 @@ impl Responding {
         let key = Caller::current().key;
         let begun = items.is_some().then(|| {
             let object = begun(request, &echo);
-            // As at its end.
+            // Serialized as at the end of the response.
             let text = serde_json::to_vec(&object).unwrap_or_default().into_boxed_slice();
             request.state.server.responses.begins(&request.id, key, text.into())
         });
@@ -155,15 +155,15 @@ impl Responding {
         }
     }
 
-    /// The API key of the client.
+    /// Returns the API key of the client.
     pub fn key(&self) -> Option<usize> {
         self.key
     }
 
-    /// The object of a response in the background, before it has begun.
+    /// Returns the object of a response in the background, before it has begun.
     pub fn queued(&self, request: &ActiveRequest) -> Bytes {
         let object = Object { status: Status::Queued, ..begun(request, &self.echo) };
-        // As at its end.
+        // Serialized as at the end of the response.
         serde_json::to_vec(&object).unwrap_or_default().into()
     }
 
@@ -192,7 +192,7 @@ impl Responding {
         self.finish = delta.finish.or(self.finish);
     }
 
-    /// A piece of the answer, with the reports of its tokens if it is text.
+    /// Takes a piece of the answer, with the reports of its tokens if it is text.
     fn part(&mut self, ids: &Ids, part: reply_reader::Part, reports: Vec<ChatToken>, out: &mut Events) {
         if matches!(part, reply_reader::Part::Call { .. }) {
             self.ignores = false;
@@ -273,7 +273,7 @@ impl Responding {
         self.output.push(output);
     }
 
-    /// Ends the item that is in progress, if one is.
+    /// Ends the item that is in progress, if there is one.
     fn end_item(&mut self, status: Status, out: &mut Events) {
         let output_index = self.output.len().saturating_sub(1);
         let last = self.output.last_mut().filter(|last| last.status == Status::InProgress);
@@ -326,12 +326,12 @@ impl Responding {
         }
     }
 
-    /// The response failed without an object: requests that wait for its end stop waiting.
+    /// Reports that the response failed without an object: requests that wait for its end stop waiting.
     pub fn gone(&self, request: &ActiveRequest) {
         request.state.server.responses.gone(&request.id);
     }
 
-    /// Ends the response, stores it if the client wants that, and returns the object's text.
+    /// Ends the response, stores it if the client asks for that, and returns the object's text.
     pub fn finish(&mut self, request: &ActiveRequest, error: Option<&ApiError>, out: &mut Events) -> Bytes {
         let (kind, status) = match (error, self.finish) {
             (Some(error), _) if error.code == Some(CANCELLED) => ("response.incomplete", Status::Cancelled),
@@ -351,7 +351,7 @@ impl Responding {
             usage: Some(Counts::of(request.usage(), self.reasoning_before + self.reading.reasoning_tokens())),
             ..self.object(request)
         };
-        // Plain structs serialized into memory: this cannot fail. The store keeps it, and counts its length.
+        // Plain structs serialized into memory: this cannot fail. The store keeps the text, and counts its length.
         let text = Bytes::from(serde_json::to_vec(&object).unwrap_or_default().into_boxed_slice());
         let event = Event { kind, sequence_number: self.teller.sequence, body: Body::Response { response: &object } };
         if self.teller.streams {

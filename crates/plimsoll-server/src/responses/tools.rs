@@ -13,16 +13,16 @@ use crate::http::error::{ApiError, ApiResult, quote};
 use crate::http::fields::{Fields, MAX_NODES, check_nodes, wrong};
 use crate::mcp::McpServers;
 
-/// The fields, taken.
+/// The parsed fields.
 pub(crate) struct Taken {
     /// None without tools, and until the MCP servers have listed theirs.
     pub tools: Option<ToolUse>,
-    /// Several calls in one turn are allowed.
+    /// Whether several calls in one turn are allowed.
     pub parallel: bool,
     pub mcp: Option<McpAsked>,
 }
 
-/// Tools of the request, and MCP servers to list more tools of.
+/// Tools of the request, and MCP servers whose tools must still be listed.
 #[derive(Debug)]
 pub(crate) struct McpAsked {
     pub(super) servers: Vec<McpTool>,
@@ -33,7 +33,7 @@ pub(crate) struct McpAsked {
 }
 
 impl McpAsked {
-    /// The tools in use. The list has those of the servers by now.
+    /// Returns the tools in use. The list must contain the servers' tools by now.
     pub(super) fn used(mut self) -> ApiResult<Option<ToolUse>> {
         let choice = match &self.choice {
             None => Some(ToolChoice::Auto),
@@ -42,7 +42,7 @@ impl McpAsked {
         Ok(self.list.used(choice, self.parallel))
     }
 
-    /// Heap bytes, about.
+    /// Returns about the heap bytes of this.
     pub fn bytes(&self) -> u64 {
         let choice = self.choice.as_ref().map_or(0, |raw| raw.get().len());
         choice as u64
@@ -111,8 +111,8 @@ fn tool(param: &str, mut fields: Fields<'_>, tools: &mut ToolList, namespaced: &
             tools.add_custom(param, custom, function)
         }
         "namespace" => namespace(fields, tools, namespaced),
-        // Agents add this tool by themselves: a search without access to the web. This server has nothing to search, so
-        // it drops the tool without an error.
+        // Agents add this tool by themselves: a search without access to the web. This server has nothing to search, so it drops the tool
+        // without an error.
         "web_search" if fields.take::<bool>("external_web_access")? == Some(false) => Ok(()),
         _ => {
             let known = "function, custom, mcp and namespace";
@@ -123,7 +123,7 @@ fn tool(param: &str, mut fields: Fields<'_>, tools: &mut ToolList, namespaced: &
     }
 }
 
-/// Takes functions under one name, in front of which it stands.
+/// Takes the functions of a namespace. The model sees the namespace's name in front of theirs.
 fn namespace(mut fields: Fields<'_>, tools: &mut ToolList, namespaced: &mut Vec<Namespaced>) -> ApiResult<()> {
     let namespace = checked_name(&mut fields)?;
     let at = fields.param("tools");
@@ -162,14 +162,14 @@ fn function(
     tools.add(param, name.clone(), as_chat_tool(&at, &name, description, schema, strict)?)
 }
 
-/// Takes the fields of tools that a program may call, which there is none of here.
+/// Takes the fields for tools that a program may call; this server has no such programs.
 fn direct_only(fields: &mut Fields<'_>) -> ApiResult<()> {
     fields.only("defer_loading", &["false"])?;
     fields.only("async", &["false"])?;
     fields.only("allowed_callers", &["[\"direct\"]"])
 }
 
-/// None for no calls.
+/// Reads the tool choice. Returns none if the model may call no tool.
 fn choice(raw: &RawValue, tools: &mut ToolList) -> ApiResult<Option<ToolChoice>> {
     if raw.get().starts_with('"') {
         let word: String = serde_json::from_str(raw.get()).map_err(|e| wrong("tool_choice", &e))?;
@@ -229,7 +229,7 @@ fn choice(raw: &RawValue, tools: &mut ToolList) -> ApiResult<Option<ToolChoice>>
     }
 }
 
-/// The names of the tools of an MCP server, as the model knows them.
+/// Returns the names of an MCP server's tools, as the model sees them.
 fn of_server(tools: &ToolList, param: &str, label: &str) -> ApiResult<Vec<String>> {
     let begins = full_name(label, "");
     let names: Vec<String> = tools.names().iter().filter(|name| name.starts_with(&begins)).cloned().collect();

@@ -1,4 +1,4 @@
-//! Log-probabilities on their way to the text that they belong to.
+//! Log-probabilities that wait for the text that they belong to.
 
 use std::ops::Range;
 
@@ -6,8 +6,8 @@ use plimsoll_engine::TokenOut;
 
 use crate::conversation::logprobs::ChatToken;
 
-/// Tokens with text that has not come out yet: parts of a character, or a possible start of a marker. Each with the
-/// byte offset in the reply where its text begins.
+/// Tokens whose text has not been returned yet: parts of a character, or a possible start of a marker. Each has the byte offset in the
+/// reply at which its text begins.
 #[derive(Debug, Default)]
 pub(super) struct Unreported(Vec<(usize, ChatToken)>);
 
@@ -16,22 +16,22 @@ impl Unreported {
         self.0.extend(tokens.iter().map(|token| token.text_offset as usize).zip(reports));
     }
 
-    /// Takes those of the text that stands there. What came before it was no text. `taken`: where the last token's text
-    /// ends.
+    /// Takes the reports of the text at `span`. Earlier reports are dropped: they belong to no text. `taken`: the end of the last token's
+    /// text.
     pub fn of(&mut self, span: &Range<usize>, taken: usize) -> Vec<ChatToken> {
         self.drop_before(span.start, taken);
         let count = self.0.partition_point(|(at, _)| *at < span.end);
         self.0.drain(..count).map(|(_, report)| report).collect()
     }
 
-    /// Drops those of what ends there.
+    /// Drops the reports of tokens whose text ends at or before `end`.
     pub fn drop_before(&mut self, end: usize, taken: usize) {
         let ends = self.0.iter().skip(1).map(|(at, _)| *at).chain([taken]);
         let gone = self.0.iter().zip(ends).take_while(|((at, _), ends)| *at < end && *ends <= end).count();
         self.0.drain(..gone);
     }
 
-    /// Takes all.
+    /// Takes all reports.
     pub fn rest(&mut self) -> impl Iterator<Item = ChatToken> {
         std::mem::take(&mut self.0).into_iter().map(|(_, report)| report)
     }

@@ -1,4 +1,4 @@
-//! One connection: which protocol it speaks, what it may ask, and its end.
+//! One connection: its protocol, the requests that it may send, and its end.
 
 use std::convert::Infallible;
 use std::future::{poll_fn, ready};
@@ -27,10 +27,10 @@ use crate::serve::socket::{ClientSocket, has_unread, hung_up};
 use crate::state::config::{CONNECTION_BUFFER_BYTES, HEAD_BYTES, PROBE_BUFFER_BYTES};
 use crate::state::server::{ServerPhase, ServerState, reached};
 
-/// How often a connection is checked for a peer that has gone while unread input hides it.
+/// The interval of checks for a peer that has disconnected while unread input hides it.
 const HANG_UP_CHECK: Duration = Duration::from_secs(2);
 
-/// A connection above the limit has this long to send the head of its request.
+/// A connection above the limit must send the head of its request within this time.
 const PROBE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The requests that a connection may send.
@@ -42,7 +42,7 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// Whether the role allows this request. An orchestrator restarts a server that refuses its probes.
+    /// Returns whether the role allows this request. An orchestrator restarts a server that refuses its probes.
     fn may<B>(self, request: &hyper::Request<B>) -> bool {
         const PROBE_PATHS: [&str; 5] = ["/health", "/ready", "/metrics", "/v1/status", "/v1/memory"];
         let probes =
@@ -51,7 +51,7 @@ impl Role {
     }
 }
 
-/// The error of a connection above the limit.
+/// Returns the error for a connection above the limit.
 fn crowded(limit: u32) -> ApiError {
     ApiError::unavailable(format!("{limit} connections are open, which is the limit (--max-connections)"), 1)
 }
@@ -94,7 +94,7 @@ pub(crate) async fn connection(
     }
 }
 
-/// An accepted socket and the address at its other end.
+/// An accepted socket and the address of its peer.
 struct Socket {
     stream: Arc<TcpStream>,
     peer: IpAddr,
@@ -146,7 +146,7 @@ async fn http1_connection(
         .serve_connection(socket, service);
     drive(connection, http1::Connection::graceful_shutdown, &stream, &state, ends_at, || ConnectionState::Open).await;
     if !has_request.load(Ordering::Relaxed) {
-        // A connection above the limit that sent no request in time.
+        // This connection above the limit sent no request in time.
         state.metrics.refused_connections.inc();
     }
 }
@@ -159,7 +159,7 @@ async fn http2_connection(
     ends_at: ServerPhase,
 ) {
     let (state, Socket { stream, peer }) = (Arc::clone(&open.state), at);
-    // What a client sends after the last answer is read for a moment, so that the answer arrives.
+    // The client's input after the last answer is read for a short time, so that the answer arrives.
     let unread = Arc::new(AtomicBool::new(true));
     let mut socket = ClientSocket::new(Arc::clone(&stream), state.config.write_timeout, unread);
     let places = Arc::clone(&open.permits).try_acquire_many_owned(http2::PLACES - 1);
@@ -196,7 +196,7 @@ async fn http2_connection(
     drive(connection, drain, &stream, &state, ends_at, || streams.connection_state(idle)).await;
 }
 
-/// Runs a connection until it ends, its peer is gone or `state_now` is closed.
+/// Runs a connection until it ends, its peer has disconnected or `state_now` is closed.
 async fn drive<C: Future>(
     connection: C,
     drain: impl Fn(Pin<&mut C>),
@@ -243,7 +243,7 @@ async fn drive<C: Future>(
 /// A connection's permit, given back on drop.
 pub(crate) struct Open {
     state: Arc<ServerState>,
-    /// Permits for more.
+    /// Permits for further places, which an HTTP/2 connection needs.
     permits: Arc<Semaphore>,
     _permit: OwnedSemaphorePermit,
 }

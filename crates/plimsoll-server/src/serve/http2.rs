@@ -1,7 +1,7 @@
-//! HTTP/2 in clear text with prior knowledge (h2c): how it is told from HTTP/1, its limits, and streams that stall.
+//! HTTP/2 in clear text with prior knowledge (h2c): its detection, its limits, and streams that stall.
 //!
-//! An HTTP/2 connection takes the place of [`PLACES`] connections, and each request on it one more. So the plan of
-//! connections holds for both protocols.
+//! An HTTP/2 connection counts as [`PLACES`] connections, and each request on it as one more. The memory planned for connections thus holds
+//! for both protocols.
 
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -23,37 +23,37 @@ use tokio::time::sleep;
 
 use crate::serve::socket::hung_up;
 
-/// Connections that one HTTP/2 connection counts as: its buffers, its window and the heads that have arrived.
+/// The number of connections that one HTTP/2 connection counts as: its buffers, its window and the heads that have arrived.
 pub(crate) const PLACES: u32 = 4;
-/// Most requests on one connection at once.
+/// The most requests on one connection at once.
 pub(crate) const STREAMS_MAX: u32 = 32;
 /// Requests after which a connection is closed, so that proxies spread their load anew.
 pub(crate) const REQUESTS_MAX: usize = 10_000;
 /// Bytes of one request head, as HTTP/2 counts them.
 const HEAD_BYTES: u32 = 8 << 10;
-/// Bytes of a body that arrive before they are read, for one request and for all of a connection.
+/// The most bytes of a body that arrive before they are read, for one request and for all of a connection.
 const STREAM_WINDOW_BYTES: u32 = 32 << 10;
 const CONNECTION_WINDOW_BYTES: u32 = 64 << 10;
-/// Bytes of one frame, and of the pieces in which bodies are sent.
+/// The most bytes of one frame, and of each piece of a body.
 const FRAME_BYTES: u32 = 16 << 10;
-/// Requests that a client resets before they are begun; one more closes the connection (CVE-2023-44487).
+/// The most requests that a client may reset before they begin; one more closes the connection (CVE-2023-44487).
 const RESETS_MAX: usize = 20;
-/// Tasks of one connection, those of requests that were reset included. More close it.
+/// The most tasks of one connection, including those of requests that were reset. One more closes the connection.
 const TASKS_MAX: usize = 4 * STREAMS_MAX as usize;
 
-/// An empty SETTINGS frame, and GOAWAY with ENHANCE_YOUR_CALM: a connection above the limit.
+/// An empty SETTINGS frame, and GOAWAY with ENHANCE_YOUR_CALM, for a connection above the limit.
 pub(crate) const GOAWAY: [u8; 26] = [0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 8, 7, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xb];
 
-/// What a connection begins with.
+/// The protocol of a connection, by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Protocol {
     Http1,
     Http2,
-    /// Nothing in time, or its end.
+    /// The peer sent nothing in time, or closed the connection.
     Silent,
 }
 
-/// Looks at the first bytes without taking them, for `patience` at most. HTTP/2 begins with `PRI`, as no method of HTTP/1 does.
+/// Peeks at the first bytes for at most `patience`. HTTP/2 begins with `PRI`, as no method of HTTP/1 does.
 pub(crate) async fn protocol(stream: &TcpStream, patience: Duration) -> Protocol {
     const PREFACE: &[u8] = b"PRI";
     let begins = async {
@@ -63,7 +63,7 @@ pub(crate) async fn protocol(stream: &TcpStream, patience: Duration) -> Protocol
                 Err(_) | Ok(0) => return Protocol::Silent,
                 Ok(n) if first[..n] != PREFACE[..n] => return Protocol::Http1,
                 Ok(n) if n == PREFACE.len() => return Protocol::Http2,
-                // Readiness does not say when a third byte has come.
+                // Readiness does not tell when a third byte has arrived.
                 Ok(_) if hung_up(stream) => return Protocol::Silent,
                 Ok(_) => sleep(Duration::from_millis(10)).await,
             }
@@ -72,7 +72,7 @@ pub(crate) async fn protocol(stream: &TcpStream, patience: Duration) -> Protocol
     tokio::time::timeout(patience, begins).await.unwrap_or(Protocol::Silent)
 }
 
-/// HTTP/2 names the host in `:authority`. The checks of `Host` see it there, and nothing else.
+/// Copies the host from HTTP/2's `:authority` to `Host`, the only header that the host checks read.
 pub(crate) fn name_host<B>(request: &mut hyper::Request<B>) {
     let authority = request.uri().authority().map(|authority| HeaderValue::from_str(authority.as_str()));
     if let Some(Ok(host)) = authority {
@@ -85,13 +85,13 @@ tokio::task_local! {
     static FLOW: Arc<Flow>;
 }
 
-/// What one stream has handed over and the client has not taken.
+/// The pieces of one stream that the client has not taken yet.
 pub(crate) struct Flow {
     epoch: Instant,
     pieces: AtomicUsize,
-    /// Milliseconds after the epoch at which the client last took something, or was first given something.
+    /// Milliseconds after the epoch at which the client last took a piece, or was first given one.
     moved_ms: AtomicU64,
-    /// Its place among the connections, once it has one.
+    /// The stream's permit for one connection, once it has one.
     place: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
@@ -105,7 +105,7 @@ impl Flow {
         }
     }
 
-    /// That of the stream that the running task answers.
+    /// Returns the flow of the stream that the running task answers.
     pub fn current() -> Arc<Self> {
         FLOW.try_with(Arc::clone).unwrap_or_else(|_| Arc::new(Self::new()))
     }
@@ -118,13 +118,13 @@ impl Flow {
         self.pieces.load(Ordering::Acquire) > 0
     }
 
-    /// Whether the client has taken nothing of what waits for it for so long.
+    /// Returns whether pieces are waiting and the client has taken none for `patience`.
     fn stalled(&self, patience: Duration) -> bool {
         let moved = Duration::from_millis(self.moved_ms.load(Ordering::Acquire));
         self.waits() && self.epoch.elapsed().saturating_sub(moved) >= patience
     }
 
-    /// Completes when it has stalled.
+    /// Completes when the stream has stalled.
     async fn stalls(&self, patience: Duration) {
         while !self.stalled(patience) {
             sleep((patience / 4).max(Duration::from_millis(50))).await;
@@ -132,7 +132,7 @@ impl Flow {
     }
 }
 
-/// A piece of a body, on its way until it is dropped.
+/// A piece of a body, in transit until it is dropped.
 struct Piece {
     bytes: Bytes,
     flow: Arc<Flow>,
@@ -160,7 +160,7 @@ impl Drop for Piece {
     }
 }
 
-/// An answer's body in pieces, each of which shows when the client has taken it.
+/// An answer's body in pieces; dropping a piece shows that the client has taken it.
 pub(crate) struct FlowBody {
     body: Body,
     rest: Bytes,
@@ -214,31 +214,31 @@ struct StreamsState {
     patience: Duration,
     places: Arc<Semaphore>,
     stalled: Counter,
-    /// Tasks that run.
+    /// The number of running tasks.
     tasks: AtomicUsize,
-    /// Too many of them ran at once.
+    /// Whether too many tasks ran at once.
     crowded: AtomicBool,
     requests: AtomicUsize,
     idle_since: Mutex<Instant>,
-    /// Streams that are answered, with pieces that the client has not taken.
+    /// Streams with a complete answer whose pieces the client has not all taken.
     answered: Mutex<Vec<Arc<Flow>>>,
     /// Closed with the connection.
     open: watch::Receiver<()>,
 }
 
-/// What becomes of a connection.
+/// The state of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ConnectionState {
     Open,
     /// It takes no more requests.
     Drains,
-    /// The same, and nothing is left to answer.
+    /// It takes no more requests, and none is left to answer.
     Idle,
     Closes,
 }
 
 impl Streams {
-    /// `open`: its sender lives as long as the connection. `patience`: for a client that takes nothing.
+    /// `open`: its sender lives as long as the connection. `patience`: the longest time that a client may take nothing.
     pub fn new(open: watch::Receiver<()>, places: Arc<Semaphore>, patience: Duration, stalled: Counter) -> Self {
         Self(Arc::new(StreamsState {
             patience,
@@ -253,7 +253,7 @@ impl Streams {
         }))
     }
 
-    /// A connection with the limits of this file.
+    /// Returns a connection builder with the limits of this file.
     pub fn builder(&self) -> http2::Builder<Self> {
         let mut builder = http2::Builder::new(self.clone());
         builder
@@ -271,7 +271,7 @@ impl Streams {
         builder
     }
 
-    /// Counts a request. False when all places are taken.
+    /// Counts a request. Returns false when no connection permit is free.
     pub fn takes_place(&self, flow: &Flow) -> bool {
         self.0.requests.fetch_add(1, Ordering::AcqRel);
         let place = Arc::clone(&self.0.places).try_acquire_owned().ok();
@@ -280,7 +280,7 @@ impl Streams {
         taken
     }
 
-    /// Whether the connection goes on; an idle one ends after `idle`.
+    /// Returns whether the connection stays open; an idle one ends after `idle`.
     pub fn connection_state(&self, idle: Duration) -> ConnectionState {
         let state = &self.0;
         let mut answered = state.answered.lock().unwrap_or_else(PoisonError::into_inner);
@@ -326,7 +326,7 @@ where
     }
 }
 
-/// Ends its stream's share of the connection when it is dropped.
+/// Ends the stream's part of the connection on drop.
 struct StreamTask {
     streams: Streams,
     flow: Arc<Flow>,

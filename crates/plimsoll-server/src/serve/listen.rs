@@ -30,14 +30,14 @@ const BACKLOG: i32 = 256;
 /// Shortest time between two warnings that connections cannot be accepted.
 const WARNING_EVERY: Duration = Duration::from_secs(10);
 
-/// At the end, connections that the system has queued are accepted for this long.
+/// At the end, connections in the system's queue are accepted for this long.
 const BACKLOG_DRAIN: Duration = Duration::from_millis(20);
 
 /// After the cut, error events have this long to reach their clients.
 const CLOSE_GRACE: Duration = Duration::from_secs(3);
 
-/// Each message tells the server to end. After the first it drains; after another it does not wait for running
-/// requests. When all senders are dropped, it drains as after the first.
+/// Each message tells the server to stop. After the first it drains; after another it does not wait for running requests. When all senders
+/// are dropped, it drains as after the first.
 pub type StopSignals = mpsc::Receiver<()>;
 
 /// Whether a service manager passed a socket to listen on (systemd's socket activation).
@@ -49,15 +49,14 @@ pub fn has_passed_socket() -> bool {
     }
 }
 
-/// Whether the environment names a passed socket. The check of the socket removes the variables.
+/// Returns whether the environment names a passed socket. The check of the socket removes the variables.
 fn is_named() -> bool {
     // A parent's sockets are inherited with its process number.
     let own = std::env::var("LISTEN_PID").map_or(true, |pid| pid.is_empty() || pid == std::process::id().to_string());
     own && std::env::var_os("LISTEN_FDS").is_some()
 }
 
-/// Listens on the socket that a service manager passed, or else where the configuration says. A passed socket can be
-/// taken once.
+/// Listens on the socket that a service manager passed, or else on the configured address. A passed socket can be taken once.
 ///
 /// # Errors
 /// [`ServeError::Bind`] when the name does not resolve, the address is taken, or the passed socket cannot be used.
@@ -84,9 +83,9 @@ pub async fn bind(config: &ServerConfig) -> Result<TcpListener, ServeError> {
 
 /// The service manager's socket. It can be taken from the environment only once.
 enum Passed {
-    /// The environment tells whether there is one.
+    /// The environment has not been read yet.
     Unchecked,
-    /// It waits for [`bind`].
+    /// The socket is ready for [`bind`].
     Checked(std::net::TcpListener),
     Taken,
 }
@@ -104,7 +103,7 @@ fn not_passed(reason: io::Error) -> ServeError {
 /// Checks the socket that a service manager passed, before a model is loaded. [`bind`] listens on it.
 ///
 /// # Errors
-/// [`ServeError::Bind`]: it is not one TCP socket that listens.
+/// [`ServeError::Bind`]: it is not exactly one listening TCP socket.
 pub fn check_passed_socket() -> Result<(), ServeError> {
     let mut passed = passed();
     if matches!(*passed, Passed::Unchecked) {
@@ -113,7 +112,7 @@ pub fn check_passed_socket() -> Result<(), ServeError> {
     Ok(())
 }
 
-/// The one socket of `LISTEN_FDS`.
+/// Takes the one socket of `LISTEN_FDS`.
 fn passed_socket() -> io::Result<std::net::TcpListener> {
     let mut passed = ListenFd::from_env();
     if passed.len() != 1 {
@@ -133,7 +132,7 @@ fn passed_socket() -> io::Result<std::net::TcpListener> {
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
-    // Connections inherit it: most bytes of a client that the kernel buffers before they are read.
+    // Connections inherit this: the most bytes from a client that the kernel buffers before they are read.
     socket.set_recv_buffer_size(SOCKET_BUFFER_BYTES)?;
     socket.set_nonblocking(true)?;
     socket.bind(&SockAddr::from(address))?;
@@ -141,8 +140,8 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-/// Serves until it is told to end, then drains. New requests are refused. Running requests may finish within
-/// `config.drain_deadline`. Those left then, or at a second message, end with an error.
+/// Serves until it is told to stop, then drains. New requests are refused. Running requests may finish within `config.drain_deadline`.
+/// Requests still running then, or at a second message, end with an error.
 ///
 /// # Errors
 /// [`ServeError::Config`] when the limits contradict each other. A failing connection is not an error of the server.
@@ -159,8 +158,7 @@ pub async fn serve(
     Ok(())
 }
 
-/// Waits until the engines have ended requests without a reader, so that these are in the last counts. At most
-/// [`CLOSE_GRACE`].
+/// Waits at most [`CLOSE_GRACE`] until the engines have ended requests without a reader, so that the last counts include these.
 pub(crate) async fn let_go(engines: &[&EngineHandle]) {
     let idle = async {
         while !engines.iter().all(|engine| engine.idle()) {
@@ -172,9 +170,8 @@ pub(crate) async fn let_go(engines: &[&EngineHandle]) {
     }
 }
 
-/// Serves until it is told to end, then calls `begin_drain` and waits for running requests. New connections are
-/// answered meanwhile, one request each. The answer is a 503 as a rule; health, metrics and running requests can be
-/// read, and running requests cancelled.
+/// Serves until it is told to stop, then calls `begin_drain` and waits for running requests. New connections are answered meanwhile, one
+/// request each. The answer is normally a 503. Health, metrics and running requests can still be read, and running requests cancelled.
 pub(crate) async fn run(
     listener: TcpListener,
     state: &Arc<ServerState>,
@@ -197,7 +194,7 @@ pub(crate) async fn run(
     state.phase.send_replace(ServerPhase::Cut);
     let _ = timeout(BACKLOG_DRAIN, acceptor.accept_all(&mut late, ServerPhase::Cut)).await;
     drop(acceptor);
-    // They have the rest of the grace period, and at least the time to read an answer.
+    // These connections have the rest of the grace period, and at least the time to read an answer.
     end(late, deadline.max(Instant::now() + LINGER)).await;
     if let Some(recorder) = &state.recorder {
         recorder.flush();
@@ -227,8 +224,8 @@ impl Acceptor<'_> {
                 accepted = self.listener.accept() => match accepted {
                     Ok(peer) => self.accept(connections, peer, ends_at),
                     Err(error) => {
-                        // Usually out of descriptors: wait until other connections close. This may last, so the log is
-                        // limited.
+                        // Usually the process has no descriptors left, so this waits until other connections close. This may take long, so
+                        // the log is limited.
                         if self.last_warning.is_none_or(|at| at.elapsed() >= WARNING_EVERY) {
                             self.last_warning = Some(Instant::now());
                             tracing::warn!(%error, "connections cannot be accepted");
@@ -257,7 +254,7 @@ impl Acceptor<'_> {
     }
 }
 
-/// Returns the end of the grace period.
+/// Drains the connections, and returns the end of the grace period.
 async fn drain(
     state: &ServerState,
     begin: impl FnOnce(),

@@ -24,13 +24,13 @@ use crate::state::request_log;
 use crate::state::server::ServerState;
 use crate::transcriptions;
 
-/// The address at the other end of the connection.
+/// The address of the connection's peer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peer(pub IpAddr);
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Longest `x-request-id` that is echoed.
+/// The longest `x-request-id` that is echoed, in bytes.
 const REQUEST_ID_BYTES: usize = 128;
 
 /// Checks a request, runs its handler and counts the answer.
@@ -63,7 +63,7 @@ pub(crate) async fn handle_request(State(state): State<Arc<ServerState>>, reques
             // A panic while an answer is written fails this answer only, not the connection.
             let answer = AssertUnwindSafe(CALLER.scope(caller, next.run(request))).catch_unwind().await;
             let answer = answer.unwrap_or_else(|_| state.panicked("answering").into_response());
-            // Counted before the answer is reshaped, beside the engine's own refusals in the same metric.
+            // Counted before the answer is reshaped, in the same metric as the engine's own refusals.
             state.invalid.iter().filter(|_| needs_model).for_each(|invalid| ApiError::count_invalid(&answer, invalid));
             answer
         }
@@ -88,7 +88,7 @@ pub(crate) async fn handle_request(State(state): State<Arc<ServerState>>, reques
     response
 }
 
-/// The client's id, or a new one. An id that cannot be echoed gives an error with a new id.
+/// Returns the client's id, or a new one. An id that cannot be echoed gives an error with a new id.
 fn request_id(state: &ServerState, request: &Request) -> (HeaderValue, ApiResult<()>) {
     let ours = || HeaderValue::try_from(state.ids.request("req")).unwrap_or(HeaderValue::from_static("req"));
     match request.headers().get(&REQUEST_ID) {
@@ -101,10 +101,10 @@ fn request_id(state: &ServerState, request: &Request) -> (HeaderValue, ApiResult
     }
 }
 
-/// A POST that runs no model.
+/// A POST route that runs no model.
 const CANCEL_PATH: &str = "/v1/responses/{id}/cancel";
 
-/// Whether a request needs a model. Unknown paths share the name `other`.
+/// Returns whether a request needs a model. Unknown paths share the name `other`.
 fn needs_model(method: &Method, path: &str) -> bool {
     method == Method::POST && path != CANCEL_PATH && path != "other"
 }
@@ -119,7 +119,7 @@ fn check_request(
 ) -> ApiResult<Caller> {
     state.hosts.check(request.version(), request.headers())?;
     let key = state.config.api_keys.check(request.headers(), path)?;
-    // A browser sends these for any page without asking first: one has no body, the others are forms.
+    // A browser sends these for any page without a preflight request: one has no body, the others are forms.
     if [CANCEL_PATH, transcriptions::PATH, transcriptions::TRANSLATIONS].contains(&&**path)
         && state.config.origins.foreign(request.headers())
     {

@@ -64,7 +64,7 @@ pub(crate) fn model_routes(state: Arc<ModelState>) -> Router {
         .route("/v1/audio/translations", post(transcriptions::translate))
         .route("/v1/embeddings", post(pooling::embeddings::handle))
         .route("/v1/rerank", post(pooling::rerank::handle))
-        // Where Cohere's clients and gateways look for it.
+        // The paths that Cohere's clients and gateways use.
         .route("/v2/rerank", post(pooling::rerank::handle))
         .route("/rerank", post(pooling::rerank::handle))
         .route("/v1/score", post(pooling::score::handle))
@@ -82,7 +82,7 @@ pub(crate) fn model_routes(state: Arc<ModelState>) -> Router {
         .with_state(state)
 }
 
-/// These routes and those without a model, behind the middleware.
+/// Adds the routes without a model and the middleware to these routes.
 pub(crate) fn with_middleware(server: Arc<ServerState>, routes: Router) -> Router {
     let own = Router::new()
         .route("/", get(page::index))

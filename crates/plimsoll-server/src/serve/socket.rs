@@ -25,8 +25,7 @@ pub(crate) fn prepare(stream: &TcpStream, write_timeout: Duration) -> io::Result
     let socket = SockRef::from(stream);
     // Kernel memory counts against the memory limit: without this it grows to megabytes per slow reader.
     socket.set_send_buffer_size(SOCKET_BUFFER_BYTES)?;
-    // A peer that vanished: sent data and keep-alive probes both give up after the write timeout. Two probes stay
-    // unanswered.
+    // Detects a vanished peer: sent data and keep-alive probes both give up after the write timeout. Two probes stay unanswered.
     let tick = (write_timeout / 4).max(Duration::from_secs(1));
     let probes = TcpKeepalive::new().with_time(2 * tick).with_interval(tick).with_retries(2);
     #[cfg(target_os = "linux")] // elsewhere what was sent has only the write timeout of `ClientSocket`
@@ -34,7 +33,7 @@ pub(crate) fn prepare(stream: &TcpStream, write_timeout: Duration) -> io::Result
     socket.set_tcp_keepalive(&probes)
 }
 
-/// Whether the peer has closed its end, also when unread input hides it from reads.
+/// Returns whether the peer has closed its end, also when unread input hides it from reads.
 #[cfg(target_os = "linux")]
 pub(crate) fn hung_up(stream: &TcpStream) -> bool {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -43,24 +42,23 @@ pub(crate) fn hung_up(stream: &TcpStream) -> bool {
     poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0) && fds[0].revents().intersects(gone)
 }
 
-/// Whether the peer has closed its end; elsewhere than on Linux only reads and writes tell.
+/// Always returns false: on other systems than Linux only reads and writes detect a closed peer.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn hung_up(_: &TcpStream) -> bool {
     false
 }
 
-/// Whether the peer has sent bytes that the server has not read yet.
+/// Returns whether the peer has sent bytes that the server has not read yet.
 pub(crate) fn has_unread(stream: &TcpStream) -> bool {
     SockRef::from(stream).peek(&mut [MaybeUninit::uninit()]).is_ok_and(|bytes| bytes > 0)
 }
 
-/// The socket of one client. A write fails when the client takes nothing for `write_timeout`. A shutdown after an early
-/// answer lingers.
+/// The socket of one client. A write fails when the client takes nothing for `write_timeout`. A shutdown after an early answer lingers.
 pub(crate) struct ClientSocket {
     stream: Arc<TcpStream>,
     write_timeout: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
-    /// Set when an answer is given before all input was read.
+    /// Whether an answer was given before all input was read.
     unread: Arc<AtomicBool>,
     linger: Option<Pin<Box<Sleep>>>,
 }

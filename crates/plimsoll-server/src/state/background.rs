@@ -7,7 +7,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::http::error::{ApiError, ApiResult};
 
-/// Responses that are made in the background at once, at most.
+/// The most responses that may be made in the background at once.
 pub(crate) const BACKGROUND_MAX: u32 = 16;
 
 /// The permits of responses in the background.
@@ -18,7 +18,7 @@ impl Background {
         Self(Arc::new(Semaphore::new(BACKGROUND_MAX as usize)))
     }
 
-    /// A place for one response.
+    /// Takes the permit for one response.
     pub fn take(&self) -> ApiResult<OwnedSemaphorePermit> {
         Arc::clone(&self.0).try_acquire_owned().map_err(|_| {
             let message = format!(
@@ -28,18 +28,18 @@ impl Background {
         })
     }
 
-    /// Responses that are made now.
+    /// The number of responses that are being made in the background.
     pub fn running(&self) -> u64 {
         u64::from(BACKGROUND_MAX).saturating_sub(self.0.available_permits() as u64)
     }
 
-    /// Waits until none is made.
+    /// Waits until no response is being made in the background.
     pub async fn idle(&self) {
-        // It is never closed.
+        // The semaphore is never closed.
         let _ = self.0.acquire_many(BACKGROUND_MAX).await;
     }
 }
 
-/// A use of the model, where there are several: the model stays while it lives.
+/// A use of a model, on a server with several models: the model stays loaded while this value lives.
 #[derive(Clone)]
 pub(crate) struct ModelUse(#[expect(dead_code, reason = "it is held, not read")] pub Arc<dyn Any + Send + Sync>);

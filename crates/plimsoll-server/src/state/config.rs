@@ -1,4 +1,4 @@
-//! What the server is given: the model it serves and the limits it keeps. No behaviour lives here.
+//! The server's configuration: the model it serves and its limits. The types here only hold values.
 
 mod bounds;
 
@@ -21,7 +21,7 @@ use crate::otlp::OtlpConfig;
 use crate::state::media::config::MediaConfig;
 use crate::state::record::RecordConfig;
 
-/// One served model: its engine and what turns text into its token ids.
+/// One served model: its engine, its tokenizer and chat template, and its defaults.
 #[derive(Clone)]
 pub struct Served {
     /// The running engine.
@@ -34,7 +34,7 @@ pub struct Served {
     pub formats: Formats,
     /// Names the model answers to; the first is canonical. `default` is always accepted.
     pub names: Vec<String>,
-    /// What it is.
+    /// The model's format, family and size.
     pub about: About,
     /// When the model was loaded, in seconds since 1970.
     pub created_s: u64,
@@ -47,14 +47,14 @@ pub struct Served {
     pub sampling: SamplingDefaults,
 }
 
-/// What a model is, for pages that describe it.
+/// A description of the model, for pages that show it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct About {
     /// The checkpoint's format: `gguf` or `safetensors`.
     pub format: &'static str,
     /// The architecture's name, such as `qwen2`.
     pub family: String,
-    /// The quantization's name, such as `Q4_K` or `BF16`: that of most parameters.
+    /// The name of the quantization that most parameters have, such as `Q4_K` or `BF16`.
     pub quantization: String,
     /// Parameters of all tensors.
     pub parameters: u64,
@@ -62,7 +62,7 @@ pub struct About {
     pub bytes: u64,
 }
 
-/// Whether a model with these names is meant by `name`. Ollama's clients add the tag `latest`.
+/// Returns whether `name` is one of these names of a model. Ollama's clients add the tag `latest`.
 pub(crate) fn is_named(names: &[String], name: &str) -> bool {
     let plain = name.strip_suffix(":latest").unwrap_or(name);
     names.iter().any(|known| known == name || known == plain)
@@ -71,32 +71,31 @@ pub(crate) fn is_named(names: &[String], name: &str) -> bool {
 /// How a model's embeddings and scores are made.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Pooled {
-    /// What a text's hidden states become; none: the model makes no embeddings here.
+    /// The pooling that turns a text's hidden states into an embedding; none if the model makes no embeddings.
     pub pooling: Option<Pooling>,
     /// Whether embeddings are scaled to length 1.
     pub normalize: bool,
     /// Whether a classifier's score goes through the logistic function.
     pub sigmoid: bool,
-    /// How a decoder scores texts by its next token; none: it does not.
+    /// How a decoder scores texts by its next token; none if the model has no such scoring.
     pub rank: Option<Rank>,
-    /// Whether it does nothing else: the checkpoint has no output head.
+    /// Whether the model only scores texts: the checkpoint has no output head.
     pub judges: bool,
 }
 
 /// How a model's replies are read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Formats {
-    /// Of tool calls; none leaves them in the text.
+    /// The format of tool calls; none leaves them in the text.
     pub tools: Option<ToolFormat>,
-    /// Of reasoning; none leaves them in the text.
+    /// The format of reasoning; none leaves it in the text.
     pub reasoning: Option<ReasoningFormat>,
-    /// Of reasoning beside tools, which may have a template of their own.
+    /// The format of reasoning in conversations with tools, for which a model may have a separate template.
     pub reasoning_with_tools: Option<ReasoningFormat>,
 }
 
 impl Formats {
-    /// The operator's choice comes first, then the format that the chat template shows. The default format of tool
-    /// calls is Hermes's.
+    /// Returns the formats that the operator chose, else those that the chat template shows. The default format of tool calls is Hermes's.
     pub fn new(template: Option<&ChatTemplate>, tools: Choice<ToolFormat>, reasoning: Choice<ReasoningFormat>) -> Self {
         let source = |with_tools| template.map_or("", |template| template.when(with_tools).source());
         let reasoning = |with_tools| reasoning.or_shown(|| ReasoningFormat::of_template(source(with_tools)));
@@ -107,13 +106,13 @@ impl Formats {
         }
     }
 
-    /// That of reasoning, in conversations with tools or without.
+    /// Returns the format of reasoning, in conversations with tools or without.
     pub fn reasoning(&self, with_tools: bool) -> Option<ReasoningFormat> {
         if with_tools { self.reasoning_with_tools } else { self.reasoning }
     }
 }
 
-/// What a sampling field is worth when a request does not name it.
+/// Sampling values for fields that a request does not set.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct SamplingDefaults {
     /// 0 is greedy.
@@ -174,7 +173,7 @@ impl Default for SamplingDefaults {
     }
 }
 
-/// Where to listen and what the HTTP side may take. Every limit is a number a client can be told.
+/// The address to listen on, and the limits of the HTTP side. Every limit is a number that an error can name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerConfig {
     /// Address to listen on.
@@ -183,48 +182,47 @@ pub struct ServerConfig {
     pub port: u16,
     /// The keys that open every route but `/health`, `/ready` and the page at `/`; none leaves the server open.
     pub api_keys: ApiKeys,
-    /// What each key, or on an open server each address, may take in a minute.
+    /// The limits per minute of each API key, or on a server without keys of each client address.
     pub rates: RateLimits,
     /// CORS: in a browser, scripts from these origins may read answers.
     pub origins: Origins,
-    /// Names besides `localhost` and loopback addresses under which a server without keys may be asked on such an
-    /// address; `*` for any.
+    /// Host names besides `localhost` and loopback addresses that requests to a server without keys may use on such an address; `*` allows
+    /// any.
     pub allowed_hosts: Vec<String>,
     /// Bytes of one request body.
     pub max_body_bytes: u64,
     /// Bytes that all bodies, the prompts in them and all unsent answers may hold together.
     pub max_bytes_in_flight: u64,
-    /// What becomes of a field that this server does not know.
+    /// How requests with unknown fields are treated.
     pub unknown_fields: UnknownFields,
-    /// Open connections; the next one is told 503 and closed.
+    /// Open connections; each further connection gets 503 and is closed.
     pub max_connections: u32,
-    /// Sequences one HTTP request may ask for: prompts times `n`.
+    /// The most sequences of one HTTP request: prompts times `n`.
     pub max_choices: u32,
     /// Inputs of one embedding, rerank or score request, at most 2048.
     pub max_inputs: u32,
     /// Threads that tokenize and render templates at once.
     pub text_workers: u32,
-    /// Heap bytes that tokenizing may take over all workers; a prompt that may need more is refused. Text without word
-    /// boundaries needs some hundred bytes for each byte of text. The server cannot tell in advance, so it assumes the
-    /// worst.
+    /// Heap bytes that tokenizing may take over all workers; a prompt that may need more is refused. Text without word boundaries needs
+    /// some hundred bytes for each byte of text. The server cannot tell in advance, so it assumes this worst case.
     pub max_tokenizing_bytes: u64,
-    /// Bytes that constrained output may take: the vocabulary's trie, compiled grammars and their automata. 0 switches
-    /// it off.
+    /// Bytes that structured output may take: the vocabulary's trie, compiled grammars and their automata. 0 switches structured output
+    /// off.
     pub grammar_bytes: u64,
-    /// The program that is started as the sandbox of grammars ([`plimsoll_grammar::sandbox`]): this one, for a server.
-    /// None only where there is no such program, in tests of this crate.
+    /// The program that is started as the sandbox of grammars ([`plimsoll_grammar::sandbox`]); a server starts its own program. None only
+    /// in tests of this crate, which have no such program.
     pub grammar_sandbox: Option<PathBuf>,
-    /// Heap bytes for the text of one PDF, in a process of its own; 0 reads none.
+    /// Heap bytes of the separate process that reads the text of one PDF; 0 switches PDFs off.
     pub document_bytes: u64,
-    /// The program whose child side reads PDFs; none reads none.
+    /// The program whose child side reads PDFs; none switches PDFs off.
     pub document_sandbox: Option<PathBuf>,
     /// Bytes that stored responses may take (`/v1/responses`); 0 stores none.
     pub response_store_bytes: u64,
-    /// Where every request is written down, without its content.
+    /// The trace file, with a line for every request; the lines have no content unless the operator asks for it.
     pub record: Option<RecordConfig>,
-    /// Where traces go (OpenTelemetry).
+    /// The export of traces (OpenTelemetry).
     pub otlp: Option<OtlpConfig>,
-    /// Images and videos, where the served model takes any. What they take is in the engine's plan.
+    /// Limits on images, videos and audio, for a model that takes any. The engine's plan has the bytes that they take.
     pub media: MediaConfig,
     /// MCP servers that responses may use.
     pub mcp: McpConfig,
@@ -234,22 +232,21 @@ pub struct ServerConfig {
     pub body_gap_timeout: Duration,
     /// A request body must be complete within this time.
     pub body_timeout: Duration,
-    /// A client must read what is sent to it, and its system must acknowledge it, within this time. Probes find a
-    /// vanished client within this time too, to a fourth of it. So a connection outlives its client by about twice this
-    /// time at most.
+    /// A client must read sent data, and its system must acknowledge it, within this time. Probes detect a vanished client within this time
+    /// too, to a fourth of it. A connection thus outlives its client by about twice this time at most.
     pub write_timeout: Duration,
-    /// A request is ended when the engine has been silent on it for this long.
+    /// A request ends when the engine has sent nothing for it for this long.
     pub silence_timeout: Duration,
-    /// A request is ended after this long, whatever it does; none for no limit.
+    /// A request ends after this long in any state; none for no limit.
     pub request_timeout: Option<Duration>,
-    /// A stream without news carries a comment this often, so that dead connections show.
+    /// A stream without output gets a comment at this interval, to detect dead connections.
     pub keep_alive: Duration,
     /// After a shutdown signal, running requests have this long to finish.
     pub drain_deadline: Duration,
-    /// A load goes on for this long after its last waiting request has ended: clients that retry, some after the
-    /// `retry-after` of a busy server (5 s), find it under way.
+    /// A load continues for this long after its last waiting request has ended. Clients that retry, some after the `retry-after` of a busy
+    /// server (5 s), then find the load under way.
     pub load_linger: Duration,
-    /// A server that ends waits so long for a load to come to its next checkpoint.
+    /// A server that shuts down waits this long for a load to reach its next checkpoint.
     pub load_checkpoint_timeout: Duration,
 }
 
@@ -293,7 +290,7 @@ impl Default for ServerConfig {
     }
 }
 
-/// Most prompts in one body, before the server's own limit is applied: a list of empty lists must not cost memory.
+/// The most prompts in one body, before the server's own limit is applied: a list of empty lists must not cost memory.
 pub(crate) const MAX_PROMPTS: usize = 2048;
 
 /// Threads that the HTTP side runs on.
@@ -302,15 +299,15 @@ pub const HTTP_WORKERS: usize = 2;
 /// Bytes hyper may buffer for one direction of one connection.
 pub(crate) const CONNECTION_BUFFER_BYTES: usize = 64 << 10;
 
-/// Connections beyond the limit that may look at a full server, one request each: probes, metrics.
+/// Extra connections on a full server, one request each, for probes and metrics.
 pub(crate) const PROBES_MAX: usize = 4;
-/// Bytes hyper may buffer for one direction of these: the least that it takes.
+/// Bytes hyper may buffer for one direction of such a connection: hyper's minimum.
 pub(crate) const PROBE_BUFFER_BYTES: usize = 8 << 10;
 
 /// Bytes of one request head.
 pub(crate) const HEAD_BYTES: usize = 32 << 10;
 
-/// Kernel bytes for one direction of one connection (the kernel doubles what is asked for).
+/// Kernel bytes for one direction of one connection (the kernel doubles the requested size).
 pub(crate) const SOCKET_BUFFER_BYTES: usize = 128 << 10;
 
 impl ServerConfig {
@@ -328,7 +325,7 @@ impl ServerConfig {
                 return Err(ServeError::Config(format!("{flag} is {value}; at least {least} is wanted")));
             }
         }
-        // Room for a body grows by an eighth.
+        // The buffer for a body grows by an eighth at a time.
         let least = self.max_body_bytes.saturating_add(self.max_body_bytes / 8).saturating_add(ARRIVING_BYTES);
         if self.max_bytes_in_flight < least {
             return Err(ServeError::Config(format!(

@@ -1,4 +1,4 @@
-//! What the server counts.
+//! The server's counters.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -20,7 +20,7 @@ struct End {
     reason: &'static str,
 }
 
-/// How generations have ended, by API and reason; both are words of ours.
+/// Generations that have ended, by API and reason; both labels are the server's own words.
 #[derive(Clone, Default)]
 pub(crate) struct Ended(Family<End, Counter>);
 
@@ -35,36 +35,36 @@ struct Turned {
     reason: &'static str,
 }
 
-/// What the server itself counts.
+/// Counters of the HTTP side.
 pub(crate) struct Metrics {
     answers: Family<Answer, Counter>,
     turned_away: Family<Turned, Counter>,
-    /// How generations have ended: finished, aborted (the client went), cancelled, timeout, shutdown, failed.
+    /// Ends of generations: finished, aborted (the client disconnected), cancelled, timeout, shutdown, failed.
     pub ended: Ended,
     /// Open connections, counted by the accept loop.
     pub connections: Arc<AtomicU64>,
-    /// Readers that follow the prefix cache.
+    /// Clients that read the events of the prefix cache.
     pub kv_readers: Arc<AtomicU64>,
-    /// Connections that were told 503 because too many were open.
+    /// Connections that got 503 because too many were open.
     pub refused_connections: Counter,
-    /// Streams of HTTP/2 whose client took nothing for the write timeout.
+    /// HTTP/2 streams whose client read nothing for the write timeout.
     pub stalled_streams: Counter,
-    /// Unknown fields in requests that went on all the same.
+    /// Unknown fields in requests that were served despite them.
     pub unknown_fields: Counter,
-    /// Panics, where no single engine counts them.
+    /// Panics; none where the only engine counts them.
     panics: Option<Counter>,
-    /// What has become of models, where there are several.
+    /// Loads and unloads of models, on a server with several.
     pub models: Models,
 }
 
-/// Models since start.
+/// Loads and unloads of models since start.
 #[derive(Default)]
 pub(crate) struct Models {
     pub loaded: Counter,
     pub unloaded: Counter,
     /// Loads that failed.
     pub failed: Counter,
-    /// Loads cancelled because no request waited for the model any more, or at shutdown.
+    /// Loads cancelled because no request was waiting for the model any more, or at shutdown.
     pub cancelled: Counter,
 }
 
@@ -94,7 +94,7 @@ impl Metrics {
         self.answers.get_or_create(&Answer { path: path.into(), code: code.into() }).inc();
     }
 
-    /// Adds the counters to a page.
+    /// Adds the counters to a registry.
     pub fn register(&self, registry: &mut Registry) {
         registry.register("plimsoll_http_answers", "HTTP answers by route and status", self.answers.clone());
         let help = "Connections refused because too many were open";

@@ -1,4 +1,4 @@
-//! What all requests with PDFs share: the reader, and whose turn it is.
+//! State shared by all requests with PDFs: the reader, and the queue for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +14,7 @@ pub(crate) const READ_WITHIN: Duration = Duration::from_secs(10);
 /// Reads PDFs, where the operator allows it.
 pub(crate) struct Documents {
     pub reader: Reader,
-    /// One file at a time is read.
+    /// Held by the request whose file is being read: one file at a time.
     pub turn: Arc<Semaphore>,
 }
 

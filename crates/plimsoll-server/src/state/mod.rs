@@ -1,4 +1,4 @@
-//! What lives as long as the server: its configuration, its models, its budgets, and the records of requests.
+//! State that lives as long as the server: its configuration, its models, its budgets, and the records of requests.
 
 pub(crate) mod background;
 pub(crate) mod config;

@@ -24,7 +24,7 @@ pub(crate) struct ModelState {
     pub server: Arc<ServerState>,
     pub served: Served,
     pub grammars: Arc<Grammars>,
-    /// The model's name in pages that list several; none where it is the only one.
+    /// The model's name in pages that list several models; none for the only model.
     pub label: Option<Arc<str>>,
     /// Bytes of the longest vocabulary entry; bounds how much text can fit into the context.
     longest_token: u64,
@@ -32,14 +32,14 @@ pub(crate) struct ModelState {
 }
 
 impl ModelState {
-    /// The only model of a server.
+    /// The state of a server's only model.
     pub fn new(served: Served, config: ServerConfig) -> Result<Arc<Self>, ServeError> {
         let server = ServerState::new(config, Some(&served.engine))?;
         let grammar_bytes = server.config.grammar_bytes;
         Self::of(&server, served, grammar_bytes, None)
     }
 
-    /// A model of this server. `grammar_bytes`: the memory for its grammars.
+    /// The state of one model of this server. `grammar_bytes`: the memory for its grammars.
     pub fn of(
         server: &Arc<ServerState>,
         served: Served,
@@ -75,7 +75,7 @@ impl ModelState {
         }
     }
 
-    /// 404 unless the model goes by `name` here.
+    /// Refuses with 404 a name that is not the model's.
     pub fn check_model(&self, name: &str) -> ApiResult<()> {
         if name == "default" || is_named(&self.served.names, name) {
             return Ok(());
@@ -86,7 +86,7 @@ impl ModelState {
         Err(ApiError { code: Some("model_not_found"), param: Some("model".into()), ..error })
     }
 
-    /// 400 where the model continues no text of a client: it writes none, or transcripts alone.
+    /// Refuses with 400 where the model continues no text of a client: it writes none, or only transcripts.
     pub fn check_generates(&self) -> ApiResult<()> {
         if self.served.transcribes_only() {
             return Err(ApiError::unsupported("model", TRANSCRIBES_ONLY));
@@ -94,17 +94,17 @@ impl ModelState {
         self.check_writes()
     }
 
-    /// What the model makes of audio; none if it takes none.
+    /// Returns the model's audio input; none if it takes no audio.
     pub fn audio(&self) -> Option<&AudioSpec> {
         self.served.engine.media().and_then(|spec| spec.audio.as_ref())
     }
 
-    /// How the model is asked for a transcript; none if it takes no audio.
+    /// Returns how the model is prompted for a transcript; none if it takes no audio.
     pub fn transcript(&self) -> Option<Transcript> {
         self.served.engine.media().and_then(|spec| spec.transcript())
     }
 
-    /// 400 where the model writes no text.
+    /// Refuses with 400 where the model writes no text.
     pub fn check_writes(&self) -> ApiResult<()> {
         if !self.served.generates() {
             let message = match self.served.pooled.judges {
@@ -116,19 +116,19 @@ impl ModelState {
         Ok(())
     }
 
-    /// Most choices of one request.
+    /// The most choices of one request.
     pub fn choices_max(&self) -> u32 {
         choices_max(&self.server.config, self.served.engine.limits())
     }
 
-    /// Bytes of the longest text that can fit into the context.
+    /// The bytes of the longest text that can fit into the context.
     fn text_bytes_max(&self) -> u64 {
         let context = u64::from(self.served.engine.limits().max_req_total_len);
         // Unicode normalization may shrink text to a third before it is tokenized.
         context.saturating_mul(self.longest_token).saturating_mul(3)
     }
 
-    /// The beginning of a text: as much as may fit into the context.
+    /// Returns the beginning of a text, as long as may fit into the context.
     pub fn beginning<'t>(&self, text: &'t str) -> &'t str {
         let most = usize::try_from(self.text_bytes_max()).unwrap_or(usize::MAX);
         &text[..text.floor_char_boundary(most)]
@@ -151,7 +151,7 @@ impl ModelState {
         self.tokenize(param, pieces, add_special, true)
     }
 
-    /// The same without special tokens: those that the text spells are text.
+    /// Tokenizes text without adding special tokens; the names of special tokens in it are plain text.
     pub fn encode_plain(&self, param: &str, pieces: &[&str]) -> ApiResult<Vec<u32>> {
         self.tokenize(param, pieces, false, false)
     }
@@ -191,7 +191,7 @@ impl ModelState {
         Ok(())
     }
 
-    /// The text of `ids`. It grows by an eighth, and `held` grows before it.
+    /// Returns the text of `ids`. The text grows by an eighth at a time; `held` grows before it.
     pub fn decode(&self, param: &str, ids: &[u32], held: &mut Held) -> ApiResult<String> {
         let (mut text, mut detokenizer) = (String::new(), Detokenizer::new(false));
         let tokenizer = &self.served.tokenizer;
@@ -249,7 +249,7 @@ impl ModelState {
     }
 }
 
-/// The cache for a served model.
+/// Makes the grammar cache of a served model.
 fn grammars(served: &Served, bytes: u64, sandbox: Option<PathBuf>) -> Arc<Grammars> {
     let tokenizer = &served.tokenizer;
     let ends = match served.engine.eos() {

@@ -1,5 +1,5 @@
-//! The recorder (`serve --record FILE`): a line of the trace for every request. A separate thread writes it when the
-//! request ends. Not here: content, unless the operator asked for it.
+//! The recorder (`serve --record FILE`): a line of the trace for every request. A separate thread writes it when the request ends. The
+//! trace has no content, unless the operator asked for it.
 //!
 //! Requests never wait for this thread. Lines that cannot be written are lost and counted: a full disk costs lines of
 //! the trace, not the service.
@@ -19,22 +19,22 @@ use crate::http::caller::Caller;
 use crate::http::error::ServeError;
 use crate::state::trace_file::{BUFFER_BYTES, Recorded, TraceFile, create};
 
-/// Lines that wait to be written.
+/// The most lines that wait to be written.
 const QUEUE: usize = 256;
-/// What a recorder takes whatever it records: the queue's slots, the writer's buffer (which ends a line after it is
-/// full) and names.
+/// Bytes of a recorder apart from the recorded lines: the queue's slots, the writer's buffer (which ends a line after it is full) and
+/// names.
 pub(crate) const RECORDER_BYTES: u64 = (QUEUE * (size_of::<Message>() + size_of::<usize>()) + 2 * BUFFER_BYTES) as u64;
-/// A server that ends waits so long for the last of them.
+/// A server that shuts down waits this long for the last lines.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What the operator asked for.
+/// The operator's settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RecordConfig {
-    /// The file; those of earlier servers are kept beside it.
+    /// The file; files of earlier servers are kept beside it.
     pub file: PathBuf,
-    /// Prompts' tokens, too.
+    /// Whether the prompts' tokens are recorded, too.
     pub content: bool,
-    /// Bytes after which nothing more is written.
+    /// The most bytes of the file; then no further line is written.
     pub max_bytes: u64,
 }
 
@@ -48,14 +48,14 @@ pub(crate) struct Recorder {
     pub recorded: Arc<Recorded>,
 }
 
-/// What the writer is told.
+/// A message to the writing thread.
 enum Message {
     Line(Box<Entry>),
-    /// Everything before is to be in the file.
+    /// Asks for an answer when all lines before are in the file.
     Flush(SyncSender<()>),
 }
 
-/// A request on its way into the trace; what is not [`Entry::end`]ed is not written.
+/// The line of a request that still runs. It is written only if the request reports its [`Entry::end`].
 pub(crate) struct Entry {
     pub line: Line,
     sender: SyncSender<Message>,
@@ -72,7 +72,7 @@ impl Recorder {
         };
         let file = create(&config.file).map_err(failed)?;
         let trace = TraceFile::begin(file, config.max_bytes).map_err(|error| {
-            // What is left would be in the way of the next start.
+            // The unfinished file would block the next start.
             let _ = std::fs::remove_file(&config.file);
             failed(error)
         })?;
@@ -84,7 +84,7 @@ impl Recorder {
         Ok(Self { began, blinds, content: config.content, sender, bytes: Arc::clone(bytes), recorded })
     }
 
-    /// Waits, for a moment at most, until everything that has ended is in the file.
+    /// Waits, for a short time at most, until the lines of all ended requests are in the file.
     pub fn flush(&self) {
         let (done, wait) = sync_channel(1);
         if self.sender.try_send(Message::Flush(done)).is_ok() {
@@ -93,13 +93,13 @@ impl Recorder {
         }
     }
 
-    /// The salt of a request's prefix cache as a trace may show it.
+    /// The salt of a request's prefix cache, disguised for the trace.
     pub fn salt(&self, cache_salt: u64) -> u64 {
         self.blinds.salt(cache_salt)
     }
 
-    /// A request with these prompts, or inputs that nothing is generated for. None where the byte budget has no room
-    /// for its line: then it is lost. `model`: the model's label.
+    /// Begins the line of a request with these prompts, or with inputs that nothing is generated for. Returns none where the byte budget
+    /// has no room for the line; the line is then lost. `model`: the model's label.
     pub fn prompts<'a>(
         &self,
         model: Option<&str>,
@@ -110,7 +110,7 @@ impl Recorder {
         let tokens: usize = all.clone().map(<[u32]>::len).sum();
         let each = if self.content { size_of::<u32>() } else { 0 };
         let prompts = all.clone().count() * size_of::<Prompt>();
-        // Twice: as it is, and as JSON.
+        // Twice: the entry itself, and its JSON.
         let bytes = 2
             * (size_of::<Entry>()
                 + prompts
@@ -132,7 +132,7 @@ impl Recorder {
 }
 
 impl Entry {
-    /// The request is over.
+    /// Ends the line and sends it to the writing thread.
     pub fn end(mut self, how: &'static str, output: u64, first_ms: Option<f64>, ms: f64) {
         let line = &mut self.line;
         (line.end, line.output) = (how.into(), output);
@@ -164,7 +164,7 @@ fn write(mut file: TraceFile<File>, messages: &Receiver<Message>) {
                 Err(_) => break,
             }
         }
-        // The queue is empty: writes whole lines out, for readers of the file while the server runs.
+        // The queue is empty: whole lines are written out, for readers of the file while the server runs.
         file.flush();
     }
 }

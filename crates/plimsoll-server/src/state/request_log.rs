@@ -1,4 +1,4 @@
-//! One structured line per request, for every kind of end. Never content.
+//! One structured line per request, whichever way it ends. The line never has content.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -25,12 +25,12 @@ pub(crate) struct RequestLog {
     choices: usize,
     prompt_tokens: u64,
     output_tokens: u64,
-    /// When it arrived. Reading, fetching and decoding before submission count.
+    /// The time of arrival. Reading, fetching and decoding before submission count.
     started: Instant,
     first_token: Option<Instant>,
     reason: &'static str,
     turn: Turn,
-    /// What its spans need, if it is traced.
+    /// The data for the request's spans, if it is traced.
     spans: Option<Box<Spans>>,
 }
 
@@ -87,7 +87,7 @@ impl RequestLog {
         }
     }
 
-    /// With the sampling it asks for, and views of the choices' progress.
+    /// Adds the request's sampling, and views of its choices' progress.
     pub fn watching(mut self, asked: Asked, watches: impl Iterator<Item = Watch>) -> Self {
         if let Some(spans) = &mut self.spans {
             spans.asked = Some(asked);
@@ -96,7 +96,7 @@ impl RequestLog {
         self
     }
 
-    /// A choice, or one input of a pooled request, has ended.
+    /// Reports that a choice, or one input of a pooled request, has ended.
     pub fn choice_ended(&mut self, choice: usize, finish: Option<FinishReason>, progress: Option<Snapshot>) {
         if let Some(spans) = self.spans.as_mut().filter(|_| choice < TRACED_CHOICES) {
             spans.finished[choice] = finish;
@@ -104,25 +104,25 @@ impl RequestLog {
         }
     }
 
-    /// The readers are gone: progress is read now, and the requests' bytes are no longer kept.
+    /// Reads the progress and drops the views, so that they no longer keep the requests' bytes. The answer's reader is gone.
     pub fn unwatch(&mut self) {
         self.spans.iter_mut().for_each(|spans| spans.unwatch());
     }
 
-    /// With a line in the trace, if requests are recorded.
+    /// Adds a line in the trace, if requests are recorded.
     pub fn recorded(mut self, entry: Option<Entry>) -> Self {
         self.turn.entry = entry;
         self
     }
 
-    /// Another turn of the model: its prompt, its choices and its own line in the trace.
+    /// Begins another turn of the model: its prompt, its choices and its own line in the trace.
     pub fn turn(&mut self, prompt_tokens: u64, choices: usize, entry: Option<Entry>) {
         self.prompt_tokens += prompt_tokens;
         self.choices = choices;
         self.turn = Turn { entry, ..Turn::new(Instant::now(), self.output_tokens) };
     }
 
-    /// The model's turn has ended, but the request has not: another end is still to be reported.
+    /// Ends the model's turn but not the request: another end is still to be reported.
     pub fn turn_ended(&mut self) {
         self.turn.end("finished", self.output_tokens);
         self.reason = "aborted";
@@ -203,15 +203,15 @@ impl Drop for RequestLog {
     }
 }
 
-/// A number for people: one digit behind the point.
+/// Rounds a number for people to one decimal place.
 pub(crate) fn tenths(number: f64) -> f64 {
     (number * 10.0).round() / 10.0
 }
 
-/// Longest name of a field in the log.
+/// The longest name of a field in the log, in bytes.
 const PARAM_BYTES: usize = 64;
 
-/// Logs a request that was refused before a model. The line has the reason and at most the name of a known field.
+/// Logs a request that was refused before it reached a model. The line has the reason and at most the name of a known field.
 pub(crate) fn refused(response: &Response, id: &HeaderValue, route: &str) {
     let error = response.extensions().get::<ApiError>();
     let status = response.status();
@@ -223,7 +223,7 @@ pub(crate) fn refused(response: &Response, id: &HeaderValue, route: &str) {
     tracing::info!(id, route, status = status.as_u16(), reason, param, "request refused");
 }
 
-/// A client's own text as the log may have it: short, without control characters.
+/// A client's own text in a form fit for the log: short, without control characters.
 fn plain(text: &str) -> String {
     let visible = text.chars().map(|c| if c.is_ascii_graphic() { c } else { '?' });
     visible.take(PARAM_BYTES).collect()

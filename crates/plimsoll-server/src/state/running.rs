@@ -1,8 +1,7 @@
 //! The running requests by id, for the status page and for cancelling.
 //!
-//! An entry lives as long as its [`RunningGuard`], which the active request owns, so every end of a request removes it. There
-//! are no more entries than connections and responses in the background: each further request of an HTTP/2 connection
-//! takes a connection's place.
+//! An entry lives as long as its [`RunningGuard`], which the active request owns, so every end of a request removes it. There are no more
+//! entries than connections and responses in the background: each further request of an HTTP/2 connection counts as a connection.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,8 +13,7 @@ use tokio::sync::Notify;
 use crate::http::caller::Caller;
 use crate::http::error::{ApiError, ApiResult};
 
-/// Heap bytes of one entry: the entry, its ids, its slot in the list. The watched state belongs to the engine's
-/// requests.
+/// Heap bytes of one entry: the entry, its ids, its slot in the list. The engine's requests own the watched state.
 pub(crate) const ENTRY_BYTES: u64 = 768;
 
 /// One running request.
@@ -24,7 +22,7 @@ pub(crate) struct Entry {
     pub id: String,
     pub caller: Caller,
     pub stream: bool,
-    /// One for each of its choices. A response with calls of tools gets others for each turn of the model.
+    /// One for each choice of the request. A response with tool calls gets new ones for each turn of the model.
     watches: Mutex<Vec<Watch>>,
     pub started: Instant,
     pub model: RunningModel,
@@ -34,7 +32,7 @@ pub(crate) struct Entry {
 
 /// The model of a request, and the bytes of its pages and slots.
 pub(crate) struct RunningModel {
-    /// Its name, if there are several models.
+    /// The model's name, if there are several models.
     pub name: Option<Arc<str>>,
     pub page_bytes: u64,
     pub window_page_bytes: u64,
@@ -108,8 +106,7 @@ impl RunningRequests {
 }
 
 impl Entry {
-    /// The engine ends the request in its next step, also if the client does not read. The answer ends when the client
-    /// reads on.
+    /// The engine ends the request in its next step, even if the client does not read. The answer ends when the client reads again.
     fn cancel(&self) {
         self.cancelled.store(true, Ordering::Release);
         self.watches().iter().for_each(Watch::abort);
@@ -121,17 +118,17 @@ impl Entry {
         self.watches.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state of its choices now.
+    /// Returns the present state of the choices.
     pub fn looks(&self) -> Vec<Snapshot> {
         self.watches().iter().map(Watch::snapshot).collect()
     }
 }
 
 impl RunningGuard {
-    /// Replaces the request's choices by those of the next turn.
+    /// Replaces the request's choices with those of the next turn.
     pub fn watch(&self, watches: Vec<Watch>) {
         *self.entry.watches() = watches;
-        // A cancel that came before has not reached them.
+        // A cancel that came before has not reached these choices.
         if self.entry.cancelled.load(Ordering::Acquire) {
             self.entry.watches().iter().for_each(Watch::abort);
         }

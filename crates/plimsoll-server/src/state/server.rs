@@ -30,7 +30,7 @@ pub(crate) enum ServerPhase {
     Serving,
     /// New requests are refused; running requests may finish.
     Draining,
-    /// The drain deadline has passed, or a second signal came before it. Running requests end with an error now.
+    /// The drain deadline has passed, or a second signal came before it. Running requests now end with an error.
     Cut,
 }
 
@@ -40,7 +40,7 @@ pub(crate) async fn reached(phases: &mut watch::Receiver<ServerPhase>, phase: Se
     let _ = phases.wait_for(|now| *now >= phase).await;
 }
 
-/// Most choices of one request to a model with these limits. Choices that do not run at once wait.
+/// The most choices of one request to a model with these limits. Choices beyond the running limit wait.
 pub(crate) fn choices_max(config: &ServerConfig, limits: &Limits) -> u32 {
     config.max_choices.min(limits.running_max_req_size.saturating_add(limits.max_waiting)).max(1)
 }
@@ -48,9 +48,9 @@ pub(crate) fn choices_max(config: &ServerConfig, limits: &Limits) -> u32 {
 /// The state that all models share.
 pub(crate) struct ServerState {
     pub config: ServerConfig,
-    /// There is more than one model to serve.
+    /// Whether there is more than one model to serve.
     pub several: bool,
-    /// Most choices of a request, for the OpenAPI document. With several models this is the upper limit of all.
+    /// The most choices of a request, for the OpenAPI document. With several models this is the upper limit of all.
     pub choices_max: u32,
     pub ids: Ids,
     pub bytes: Arc<ByteBudget>,
@@ -79,12 +79,12 @@ pub(crate) struct ServerState {
     pub tokenizing: WorkBudget,
     /// Panics that were caught while requests were handled.
     panics: Counter,
-    /// Requests that the only model's engine or HTTP refused as invalid; of several, each model's own counts.
+    /// Requests that the engine or the HTTP side refused as invalid, for the only model. With several, each model counts its own.
     pub invalid: Option<Counter>,
 }
 
 impl ServerState {
-    /// `engine`: the only one, which counts all panics; none where there are several.
+    /// `engine`: the only model's engine, which counts all panics; none where there are several models.
     pub fn new(config: ServerConfig, engine: Option<&EngineHandle>) -> Result<Arc<Self>, ServeError> {
         config.check()?;
         let bytes = ByteBudget::new(config.max_bytes_in_flight);

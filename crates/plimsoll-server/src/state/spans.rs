@@ -1,4 +1,4 @@
-//! What a running request keeps for its spans.
+//! The data of a running request for its spans.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::otlp::{Asked, Choice, TRACED_CHOICES, Trace, cut};
 use crate::state::model::ModelState;
 use crate::state::server::ServerState;
 
-/// The spans-to-be of a request that is traced.
+/// The data for the spans of a traced request.
 pub(crate) struct Spans {
     pub server: Arc<ServerState>,
     pub trace: Trace,
@@ -17,12 +17,12 @@ pub(crate) struct Spans {
     pub asked: Option<Asked>,
     pub finished: [Option<FinishReason>; TRACED_CHOICES],
     pub parts: [Option<Choice>; TRACED_CHOICES],
-    /// Of the first choices. They keep the requests' bytes, so they are dropped with the readers.
+    /// Views of the first choices. They keep the requests' bytes, so they are dropped with the answer's reader.
     pub watches: Vec<Watch>,
 }
 
 impl Spans {
-    /// None where nothing is exported or the trace is not sampled.
+    /// Returns none where no traces are exported or the trace is not sampled.
     pub fn begin(state: &ModelState, parent: Option<Parent>) -> Option<Box<Self>> {
         let trace = state.server.tracer.as_ref()?.begin(parent)?;
         Some(Box::new(Self {

@@ -1,5 +1,5 @@
-//! Threads for work that blocks. Work on text runs on a bounded number of the runtime's.
-//! Work that may wait long (another server, a model that loads) gets a thread of its own.
+//! Threads for work that blocks. Work on text runs on a bounded number of the runtime's threads. Work that may wait long (another server, a
+//! model that loads) gets a separate thread.
 
 use std::cell::RefCell;
 use std::io;
@@ -18,12 +18,12 @@ use crate::http::unknown::Unknown;
 pub(crate) struct TextWorkers(Arc<Semaphore>);
 
 impl TextWorkers {
-    /// `count` threads at once, at least one.
+    /// Allows `count` threads at once, at least one.
     pub fn new(count: u32) -> Self {
         Self(Arc::new(Semaphore::new(count.max(1) as usize)))
     }
 
-    /// Runs `work` on a blocking thread. None: it panicked.
+    /// Runs `work` on a blocking thread. Returns none if it panicked.
     pub async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> ApiResult<Option<T>> {
         let permit = Arc::clone(&self.0).acquire_owned().await;
         let permit = permit.map_err(|_| ApiError::shutting_down())?;
@@ -42,16 +42,16 @@ impl TextWorkers {
 }
 
 thread_local! {
-    /// The client that this text worker works for: the other end lives as long as its request.
+    /// The client that this text worker works for. The request holds the strong reference.
     static CLIENT: RefCell<Option<Weak<()>>> = const { RefCell::new(None) };
 }
 
-/// Whether the client that this thread works for has left. False on threads that work for none.
+/// Whether the client that this thread works for has left. False on threads without a client.
 pub(crate) fn client_left() -> bool {
     CLIENT.with_borrow(|client| client.as_ref().is_some_and(|client| client.strong_count() == 0))
 }
 
-/// Runs `work` on a thread of its own. The receiver fails if it panics.
+/// Runs `work` on a separate thread. The receiver fails if it panics.
 ///
 /// # Errors
 /// The system has no thread left.
@@ -74,7 +74,7 @@ mod tests {
         let workers = TextWorkers::new(1);
         let panicked = runtime.block_on(workers.run(|| panic!("a test panics")));
         assert!(panicked.unwrap().is_none());
-        // The only blocking thread, in work that is no client's.
+        // The only blocking thread runs work without a client.
         let left = runtime.block_on(runtime.spawn_blocking(client_left)).unwrap();
         assert!(!left, "the thread still works for a client that has left");
     }

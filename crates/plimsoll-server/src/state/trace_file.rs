@@ -1,5 +1,5 @@
-//! The file of a trace: whole lines, and nothing else. Lines that cannot be written are cut off and lost. When there is
-//! room again, later lines follow the last whole one. A file that another program truncates begins anew, with a head.
+//! The file of a trace: whole lines, and nothing else. Lines that cannot be written are cut off and lost. When there is room again, later
+//! lines follow the last whole one. A file that another program truncates begins anew, with a head.
 
 use std::fs::{File, TryLockError};
 use std::io::{BufRead, BufReader, Error, ErrorKind, Result, Write};
@@ -13,7 +13,7 @@ use serde::Serialize;
 /// Bytes of lines that are written at once; a longer line is written alone.
 pub(crate) const BUFFER_BYTES: usize = 8 << 10;
 
-/// Figures for the metrics.
+/// Counters for the metrics.
 #[derive(Debug, Default)]
 pub(crate) struct Recorded {
     pub lines: AtomicU64,
@@ -21,23 +21,23 @@ pub(crate) struct Recorded {
     pub lost: AtomicU64,
 }
 
-/// What lines are written to.
+/// The medium that lines are written to.
 pub(crate) trait Storage {
     /// Writes all of `bytes` at the end, or fails anywhere in between.
     fn append(&mut self, bytes: &[u8]) -> Result<()>;
 
-    /// Leaves the first `bytes` and goes on after them.
+    /// Truncates to the first `bytes`; later writes follow them.
     fn cut(&mut self, bytes: u64) -> Result<()>;
 
-    /// How many there are.
+    /// Returns the number of bytes.
     fn bytes(&self) -> Result<u64>;
 }
 
-/// Traces of earlier servers that are kept.
+/// The most traces of earlier servers that are kept.
 const EARLIER_MAX: usize = 3;
 
-/// A new file, opened for appending. An existing file becomes `FILE.1`, that one `FILE.2`, and so on; the oldest is
-/// removed. So a restarted server keeps recording.
+/// Creates a file, opened for appending. An existing file becomes `FILE.1`, that one `FILE.2`, and so on; the oldest is removed. A
+/// restarted server thus keeps recording.
 pub(crate) fn create(path: &Path) -> Result<File> {
     let earlier = |n: usize| match n {
         0 => path.to_path_buf(),
@@ -51,7 +51,7 @@ pub(crate) fn create(path: &Path) -> Result<File> {
         if let Err(TryLockError::WouldBlock) = there.try_lock() {
             return Err(Error::other("another server records there"));
         }
-        // One without a request would only drive out those that have some.
+        // A trace without a request would only displace traces that have some.
         if BufReader::new(there).lines().take(2).count() < 2 {
             std::fs::remove_file(path)?;
         }
@@ -85,9 +85,9 @@ impl Storage for File {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Writing,
-    /// The last lines could not be written; the next ones are tried.
+    /// The last lines could not be written; the next lines are tried.
     Failing,
-    /// Nothing more is written.
+    /// No further line is written.
     Over,
 }
 
@@ -98,14 +98,14 @@ pub(crate) struct TraceFile<S> {
     /// Bytes in the storage, all of them of whole lines.
     written: u64,
     max_bytes: u64,
-    /// Whole lines that are to be written next, and how many.
+    /// Whole lines to be written next, and their number.
     buffer: Vec<u8>,
     lines: u64,
     recorded: Arc<Recorded>,
 }
 
 impl<S: Storage> TraceFile<S> {
-    /// A trace of `max_bytes` at most, with its head.
+    /// Begins a trace of at most `max_bytes`, with its head.
     pub fn begin(storage: S, max_bytes: u64) -> Result<Self> {
         let (buffer, recorded) = (Vec::with_capacity(BUFFER_BYTES), Arc::default());
         let mut file = Self { storage, state: State::Writing, written: 0, max_bytes, buffer, lines: 0, recorded };
@@ -113,7 +113,7 @@ impl<S: Storage> TraceFile<S> {
         Ok(file)
     }
 
-    /// What has been written and what was lost, up to now and later.
+    /// Returns the counters of written and lost lines, which stay current.
     pub fn recorded(&self) -> Arc<Recorded> {
         Arc::clone(&self.recorded)
     }
@@ -135,7 +135,7 @@ impl<S: Storage> TraceFile<S> {
         self.recorded.lost.fetch_add(1, Relaxed);
     }
 
-    /// Writes what was added, or loses it.
+    /// Writes the added lines, or loses them.
     pub fn flush(&mut self) {
         let lines = std::mem::take(&mut self.lines);
         match self.write() {
@@ -217,7 +217,7 @@ mod tests {
 
     use super::*;
 
-    /// A disk with so much room left, which writes what fits before it fails.
+    /// A disk with this many bytes of free space, which writes up to its end before it fails.
     struct Disk {
         text: Vec<u8>,
         room: usize,
@@ -254,7 +254,7 @@ mod tests {
         [&file.recorded.lines, &file.recorded.bytes, &file.recorded.lost].map(|count| count.load(Relaxed))
     }
 
-    /// The times of the lines in it, each of which must be whole.
+    /// The times of the lines on the disk, each of which must be whole.
     fn times(disk: &Disk) -> Vec<u64> {
         let text = std::str::from_utf8(&disk.text).unwrap();
         assert!(text.ends_with('\n'), "{text}");
@@ -268,7 +268,7 @@ mod tests {
         let mut file = TraceFile::begin(&mut disk, u64::MAX).unwrap();
         file.put(&line(1));
         file.flush();
-        // In the middle of the second line.
+        // The space ends in the middle of the second line.
         file.storage.room = file.buffer.len() + 40;
         for time in [2, 3] {
             file.put(&line(time));
@@ -311,7 +311,7 @@ mod tests {
             assert_eq!((&file.storage.text[..head.len()], times(file.storage)), (&head[..], vec![time]));
             file.storage.text.truncate(left);
         }
-        // Not even the head goes there now.
+        // The space is now too small even for the head.
         file.storage.room = 10;
         file.put(&line(4));
         file.flush();

@@ -55,7 +55,7 @@ const LANGUAGES: [(&str, &str); 49] = [
     ("zh", "Chinese"),
 ];
 
-/// Languages that Whisper has besides.
+/// Further languages of Whisper.
 const MORE: [(&str, &str); 52] = [
     ("af", "Afrikaans"),
     ("am", "Amharic"),
@@ -111,17 +111,17 @@ const MORE: [(&str, &str); 52] = [
     ("yo", "Yoruba"),
 ];
 
-/// Codes and names of all languages that a decoder of audio may have a token for.
+/// Returns the codes and names of all languages that a decoder of audio may have a token for.
 pub(super) fn all() -> impl Iterator<Item = (&'static str, &'static str)> {
     LANGUAGES.iter().chain(&MORE).copied()
 }
 
-/// Whether a client means this language, by its code or its name.
+/// Returns whether `language` is the code or the name of this language.
 pub(super) fn is(language: &str, (code, name): (&str, &str)) -> bool {
     code.eq_ignore_ascii_case(language) || name.eq_ignore_ascii_case(language)
 }
 
-/// The name of a language that a client gives by its code or its name.
+/// Returns the name of a language that a client gives by its code or its name.
 pub(super) fn name(language: &str) -> ApiResult<&'static str> {
     LANGUAGES.iter().find(|known| is(language, **known)).map(|(_, name)| *name).ok_or_else(|| {
         let codes: Vec<&str> = LANGUAGES.iter().map(|(code, _)| *code).collect();

@@ -1,4 +1,4 @@
-//! `POST /v1/audio/transcriptions`: what is said in an audio file, by a model that takes audio.
+//! `POST /v1/audio/transcriptions`: a transcript of an audio file, by a model that takes audio.
 //!
 //! The form becomes a conversation of one message: the audio, and the instruction to transcribe it. Qwen3-ASR, which only
 //! transcribes, gets the audio alone. Whisper gets a prompt of tokens, and also answers `POST /v1/audio/translations`.
@@ -41,15 +41,15 @@ use crate::state::model::ModelState;
 /// The route.
 pub(crate) const PATH: &str = "/v1/audio/transcriptions";
 
-/// The route for a text in English.
+/// The route for a transcript in English.
 pub(crate) const TRANSLATIONS: &str = "/v1/audio/translations";
 
-/// What is asked for.
+/// The kind of transcript that a request asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Task {
-    /// What is said, in its language.
+    /// A transcript in the language of the audio.
     Transcribe,
-    /// The same in English.
+    /// A transcript in English.
     Translate,
 }
 
@@ -58,18 +58,18 @@ impl Task {
         if self == Task::Translate { "translate" } else { "transcribe" }
     }
 
-    /// How Whisper's vocabulary spells it.
+    /// Returns the name of the task's token in Whisper's vocabulary.
     fn token(self) -> &'static str {
         if self == Task::Translate { "<|translate|>" } else { "<|transcribe|>" }
     }
 }
 
-/// What bodies a route takes.
+/// Returns the kind of body that a route takes.
 pub(crate) fn body_kind(path: &str) -> BodyKind {
     if [PATH, TRANSLATIONS].contains(&path) { BodyKind::Form } else { BodyKind::Json }
 }
 
-/// The handler.
+/// The handler of transcriptions.
 pub(crate) async fn handle(State(state): State<Arc<ModelState>>, request: Request) -> ApiResult<Response> {
     answer(state, request, Task::Transcribe).await
 }

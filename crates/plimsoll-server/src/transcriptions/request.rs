@@ -20,7 +20,7 @@ use crate::http::form::{Part, object, parts};
 use crate::media::{MediaParser, Windowing};
 use crate::state::model::ModelState;
 
-/// Fields that are no texts.
+/// Fields whose values are not strings.
 const TYPED: [&str; 12] = [
     "stream",
     "temperature",
@@ -36,7 +36,7 @@ const TYPED: [&str; 12] = [
     "mtp",
 ];
 
-/// How a transcription is answered.
+/// The format of a transcription's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Format {
     /// An object with the text.
@@ -52,7 +52,7 @@ pub(super) enum Format {
 }
 
 impl Format {
-    /// Whether it shows when something is said.
+    /// Whether the format shows the times of the text.
     pub fn shows_times(self) -> bool {
         matches!(self, Self::Verbose | Self::Srt | Self::Vtt)
     }
@@ -74,33 +74,33 @@ pub(crate) struct Transcription {
     pub(super) format: Format,
     /// The language's name, where the client gives it.
     pub(super) language: Option<&'static str>,
-    /// What the answer begins with.
+    /// The text or tokens before the transcript in the answer.
     pub(super) heading: Heading,
-    /// What the answer must match.
+    /// The grammar of the answer.
     pub(super) grammar: Option<Arc<dyn Grammar>>,
-    /// How the model is asked if the clip is taken window by window; none for a model without times.
+    /// The prompts if the clip is transcribed window by window; none for a model without times.
     pub(super) windows: Option<WindowPrompts>,
 }
 
-/// The file of a form, and its texts.
+/// Splits a form into its file and its text fields.
 fn split(parts: Vec<Part<'_>>) -> (Vec<Part<'_>>, Vec<Part<'_>>) {
     parts.into_iter().partition(|part| part.name == "file")
 }
 
-/// The texts of a form as JSON.
+/// Returns the text fields of a form as JSON.
 fn written(texts: &[Part<'_>]) -> ApiResult<String> {
     let mut given = object(texts, &TYPED)?;
-    // Whatever the model's own default is.
+    // The default is 0 whatever the model's own default is.
     given.entry("temperature").or_insert_with(|| json!(0));
     Ok(Value::Object(given).to_string())
 }
 
-/// The texts of a form as JSON, without its file.
+/// Returns the text fields of a form as JSON, without its file.
 pub(crate) fn texts(body: &[u8], boundary: &str) -> ApiResult<String> {
     written(&split(parts(body, boundary)?).1)
 }
 
-/// Takes a form apart. Runs on a text worker.
+/// Parses a form. Runs on a text worker.
 pub(crate) fn parse(body: &[u8], boundary: &str, task: Task, state: &ModelState) -> ApiResult<Transcription> {
     let (files, texts) = split(parts(body, boundary)?);
     let json = written(&texts)?;
@@ -143,7 +143,7 @@ pub(crate) fn parse(body: &[u8], boundary: &str, task: Task, state: &ModelState)
         conversation.continue_last()?;
     }
     conversation.set_thinking(false);
-    // The tokens of a heading are special ones.
+    // The heading consists of special tokens.
     let skip_special_tokens = heading != Heading::Tokens;
     let chat = ChatRequest {
         conversation,
@@ -163,7 +163,7 @@ pub(crate) fn parse(body: &[u8], boundary: &str, task: Task, state: &ModelState)
     Ok(Transcription { chat, format, language, heading, grammar, windows })
 }
 
-/// How the model is asked.
+/// The prompt for the model and the rules of its answer.
 struct Asked {
     messages: Vec<Value>,
     /// The prompt, where no template writes it.
@@ -175,14 +175,14 @@ struct Asked {
 }
 
 impl Asked {
-    /// Whisper, in the tokens of its vocabulary.
+    /// For Whisper: a prompt in tokens of its vocabulary.
     fn by_tokens(asked: whisper::Asked) -> Self {
         let whisper::Asked { tokens, grammar, heading, language, windows } = asked;
         let (tokens, grammar) = (Some(tokens), Some(grammar));
         Self { messages: Vec::new(), tokens, language, heading, grammar, windows }
     }
 
-    /// Other models, by a message.
+    /// For other models: a prompt as messages.
     fn by_message(
         state: &ModelState,
         task: Task,
@@ -211,7 +211,7 @@ impl Asked {
     }
 }
 
-/// `timed`: the served model gives times.
+/// Reads the answer's format. `timed`: the served model gives times.
 fn format(fields: &mut Fields<'_>, stream: bool, timed: bool) -> ApiResult<Format> {
     let asked = fields.take::<String>("response_format")?;
     let format = match asked.as_deref() {
@@ -236,7 +236,7 @@ fn format(fields: &mut Fields<'_>, stream: bool, timed: bool) -> ApiResult<Forma
     Ok(format)
 }
 
-/// Checks which times are asked for: those of segments are possible.
+/// Checks the requested granularities of times: only segments are supported.
 fn granularities(fields: &mut Fields<'_>, format: Format, timed: bool) -> ApiResult<()> {
     const FIELD: &str = "timestamp_granularities";
     let Some(asked) = fields.take::<Value>(FIELD)? else { return Ok(()) };
@@ -266,7 +266,7 @@ fn granularities(fields: &mut Fields<'_>, format: Format, timed: bool) -> ApiRes
     Ok(())
 }
 
-/// What the model is asked to do.
+/// Returns the instruction to the model.
 fn instruction(language: Option<&str>) -> String {
     match language {
         Some(language) => format!("Transcribe the {language} audio into text."),

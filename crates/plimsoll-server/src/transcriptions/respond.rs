@@ -23,7 +23,7 @@ use crate::state::model::ModelState;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AudioLength {
     pub tokens: u64,
-    /// In whole frames of the spectrogram.
+    /// The length in whole frames of the spectrogram.
     pub seconds: f64,
 }
 
@@ -36,7 +36,7 @@ impl AudioLength {
     }
 }
 
-/// The time of so many frames in seconds.
+/// Returns the duration of this many frames in seconds.
 pub(super) fn seconds(state: &ModelState, frames: u64) -> f64 {
     state.audio().map_or(0.0, |audio| (frames * audio.rule.hop) as f64 / audio.rule.rate as f64)
 }
@@ -70,7 +70,7 @@ impl Usage {
         }
     }
 
-    /// Counts so many tokens of the answer as part of the question.
+    /// Counts this many tokens of the answer as input.
     pub fn counting_as_input(mut self, tokens: u64) -> Self {
         self.input_tokens += tokens;
         self.input_token_details.text_tokens += tokens;
@@ -93,11 +93,11 @@ struct Answer<'a> {
     usage: Usage,
 }
 
-/// A segment as OpenAI's API has it.
+/// A segment in the form of OpenAI's API.
 #[derive(Serialize)]
 pub(super) struct Segment<'a> {
     pub id: usize,
-    /// Frames before the window.
+    /// The number of frames before the window.
     pub seek: u64,
     pub start: f64,
     pub end: f64,
@@ -118,12 +118,12 @@ pub(super) struct Transcript<'a> {
     pub language: Option<&'a str>,
     pub audio: AudioLength,
     pub usage: Usage,
-    /// None without times.
+    /// None for a transcript without times.
     pub segments: Option<Vec<Segment<'a>>>,
 }
 
 impl Transcript<'_> {
-    /// The answer as an object: all of it in `verbose_json`, else the text.
+    /// Returns the answer as an object: with all fields in `verbose_json`, else with the text.
     pub fn object(self, form: &Form, held: Option<Held>) -> Response {
         let verbose = form.format == Format::Verbose;
         let answer = Answer {
@@ -138,16 +138,16 @@ impl Transcript<'_> {
     }
 }
 
-/// What is asked for, and how it is answered.
+/// The task and the format of the answer.
 pub(super) struct Form {
     pub task: Task,
     pub format: Format,
     pub heading: Heading,
-    /// The language's name, where it is known before.
+    /// The language's name, if it is known before the answer.
     pub language: Option<&'static str>,
 }
 
-/// The whole answer.
+/// Returns the whole answer.
 pub(super) fn whole(
     mut request: ActiveRequest,
     mut collected: Vec<Collected>,
@@ -171,12 +171,12 @@ pub(super) fn whole(
     Transcript { text: &text, language, audio, usage, segments: None }.object(form, held)
 }
 
-/// The answer in the format `text`.
+/// Returns the answer in the format `text`.
 pub(super) fn text_only(text: String) -> Response {
     plain("text/plain; charset=utf-8", text + "\n")
 }
 
-/// A text of this type.
+/// Returns a text of this media type.
 pub(super) fn plain(kind: &'static str, text: String) -> Response {
     ([(header::CONTENT_TYPE, HeaderValue::from_static(kind))], Body::from(text)).into_response()
 }
@@ -188,7 +188,7 @@ fn content(part: &Part) -> Option<&str> {
     }
 }
 
-/// The stream's state.
+/// The state of a streamed answer.
 pub(super) struct Stream {
     reading: ReplyReader,
     tagged: Tagged,

@@ -1,13 +1,13 @@
-//! Where a window's tokens are cut into segments, and where the next window begins.
+//! Cuts a window's tokens into segments, and finds the beginning of the next window.
 //!
-//! Reference: transformers, `WhisperGenerationMixin._retrieve_segment`. What follows the last pair of times is dropped: the next window
-//! begins there. Here a window also moves by a thirtieth of its length, or it counts as a whole.
+//! Reference: transformers, `WhisperGenerationMixin._retrieve_segment`. The text after the last pair of times is dropped: the next window
+//! begins there. In this implementation a window also moves by at least a thirtieth of its length, or else as a whole.
 
 use std::ops::Range;
 
 use super::times::Times;
 
-/// Frames of a step from one time to the next.
+/// Frames from one time token to the next.
 pub(super) const STEP_FRAMES: u64 = 2;
 
 /// A segment of a window.
@@ -19,12 +19,12 @@ pub(super) struct Cut {
     pub steps: [u64; 2],
 }
 
-/// The segments of a window's tokens, and by how many frames the next window begins later. The clip fills `frames` frames of the window; it
-/// moves by `least` at least.
+/// Returns the segments of a window's tokens, and the number of frames from this window's beginning to the next window's. The clip fills
+/// `frames` frames of the window. A move by less than `least` frames becomes a move by all of them.
 pub(super) fn cuts(tokens: &[u32], times: Times, frames: u64, least: u64) -> (Vec<Cut>, u64) {
     let step = |at: usize| u64::from(tokens[at].saturating_sub(times.first));
     let time = |at: usize| tokens.get(at).is_some_and(|token| times.has(*token));
-    // The end of everything that no pair of times has ended.
+    // The end of the text that no pair of times has ended.
     let rest = |from: usize| {
         let last = (from..tokens.len()).rev().find(|at| time(*at)).map(step);
         last.filter(|last| *last > 0).unwrap_or(frames / STEP_FRAMES)
@@ -47,7 +47,7 @@ pub(super) fn cuts(tokens: &[u32], times: Times, frames: u64, least: u64) -> (Ve
         return (found, frames);
     }
     if moved < least {
-        // What follows would be heard again in a window that is nearly the same.
+        // The next window would begin at nearly the same frame and repeat the text after the last pair.
         if tokens.len() > last + 1 {
             found.push(Cut { tokens: begin..tokens.len(), steps: [step(begin), rest(last + 1).max(step(begin))] });
         }
@@ -60,7 +60,7 @@ pub(super) fn cuts(tokens: &[u32], times: Times, frames: u64, least: u64) -> (Ve
     (found, moved)
 }
 
-/// Where the last segment ends that a pair of times has ended; 0 if none has.
+/// Returns the index at which the last segment ended by a pair of times ends; 0 if there is none.
 pub(super) fn ended(tokens: &[u32], times: Times) -> usize {
     let pair = |at: &usize| times.has(tokens[at - 1]) && times.has(tokens[*at]);
     (1..tokens.len()).rev().find(pair).unwrap_or(0)
@@ -70,7 +70,7 @@ pub(super) fn ended(tokens: &[u32], times: Times) -> usize {
 mod tests {
     use super::*;
 
-    /// The id of a step.
+    /// The id of the first time token.
     const T: u32 = 100;
     const TIMES: Times = Times { first: T, last: T + 1500, initial: T + 50 };
 

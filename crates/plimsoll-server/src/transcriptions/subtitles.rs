@@ -1,20 +1,20 @@
-//! Segments as subtitles: SubRip (`srt`) and WebVTT (`vtt`). A segment without text is left out: there is nothing to show.
+//! Segments as subtitles: SubRip (`srt`) and WebVTT (`vtt`). Segments without text are left out.
 
 use std::fmt::Write;
 
-/// A time in milliseconds, with `mark` before its thousandths.
+/// Formats a time in milliseconds, with `mark` before its thousandths.
 fn clock(millis: u64, mark: char) -> String {
     let (seconds, millis) = (millis / 1000, millis % 1000);
     format!("{:02}:{:02}:{:02}{mark}{millis:03}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
-/// A text in the lines of a cue: a blank line would end it, and `-->` would begin another.
+/// Returns a text as lines of a cue: a blank line would end the cue, and `-->` would begin another.
 fn lines(text: &str) -> String {
     let lines: Vec<&str> = text.trim().lines().map(str::trim_end).filter(|line| !line.is_empty()).collect();
     lines.join("\n").replace("-->", "->")
 }
 
-/// Cues of beginnings and ends in milliseconds and texts, for SubRip.
+/// Returns cues for SubRip, from beginnings and ends in milliseconds and texts.
 pub(super) fn srt<'t>(cues: impl Iterator<Item = ([u64; 2], &'t str)>) -> String {
     let mut out = String::new();
     let cues = cues.filter(|(_, text)| !text.trim().is_empty());
@@ -25,12 +25,12 @@ pub(super) fn srt<'t>(cues: impl Iterator<Item = ([u64; 2], &'t str)>) -> String
     out
 }
 
-/// The same for WebVTT.
+/// Returns cues for WebVTT, from beginnings and ends in milliseconds and texts.
 pub(super) fn vtt<'t>(cues: impl Iterator<Item = ([u64; 2], &'t str)>) -> String {
     let mut out = "WEBVTT\n\n".to_owned();
     for ([start, end], text) in cues.filter(|(_, text)| !text.trim().is_empty()) {
         let (start, end) = (clock(start, '.'), clock(end, '.'));
-        // The two marks that begin a tag or an escape there.
+        // The two characters that begin a tag or an escape in WebVTT.
         let text = lines(text).replace('&', "&amp;").replace('<', "&lt;");
         let _ = write!(out, "{start} --> {end}\n{text}\n\n");
     }

@@ -7,20 +7,20 @@ use super::languages;
 
 /// Separates the language from the text.
 const MARK: &str = "<asr_text>";
-/// The same of Whisper.
+/// Whisper's token before the text, if it writes no times.
 pub(super) const PLAIN: &str = "<|notimestamps|>";
 /// The prefix of the language, and the name for none.
 const LANGUAGE: &str = "language ";
 const NO_LANGUAGE: &str = "None";
-/// The mark must come within these bytes; a text without it is the transcript.
+/// The mark must come within this many bytes; a text without it is the transcript.
 const HEAD_BYTES_MAX: usize = 128;
 
-/// How an answer in `language` begins.
+/// Returns the beginning of an answer in `language`.
 pub(super) fn begun(language: &str) -> String {
     format!("{LANGUAGE}{language}{MARK}")
 }
 
-/// What stands before the transcript.
+/// The part of an answer before the transcript.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Heading {
     /// Nothing.
@@ -42,7 +42,7 @@ impl Heading {
         }
     }
 
-    /// The language that the text before the mark names.
+    /// Returns the language that the text before the mark names.
     fn language(self, head: &str) -> Option<String> {
         if self == Heading::Named {
             let named = head.trim().strip_prefix(LANGUAGE).map(str::trim);
@@ -53,20 +53,20 @@ impl Heading {
     }
 }
 
-/// Splits such an answer as it comes.
+/// Splits an answer with such a heading piece by piece.
 #[derive(Debug)]
 pub(super) struct Tagged {
     heading: Heading,
     /// The text before the mark; none after the mark.
     head: Option<String>,
-    /// White space is left out until the text begins.
+    /// Whether white space is left out, until the text begins.
     trims: bool,
     /// The language that the model has named.
     pub language: Option<String>,
 }
 
 impl Tagged {
-    /// For a new answer.
+    /// The state at the beginning of an answer.
     pub fn new(heading: Heading) -> Self {
         let trims = matches!(heading, Heading::Tokens | Heading::Space);
         Self { heading, head: heading.mark().map(|_| String::new()), trims, language: None }
@@ -86,7 +86,7 @@ impl Tagged {
         if head.len() > HEAD_BYTES_MAX { self.end() } else { String::new() }
     }
 
-    /// A piece of the text, without white space at its beginning.
+    /// Returns a piece of the text, without white space at the text's beginning.
     fn begin(&mut self, text: String) -> String {
         if !self.trims {
             return text;
@@ -96,7 +96,7 @@ impl Tagged {
         text.to_owned()
     }
 
-    /// The rest of an answer that has ended. The tokens of a heading that `max_tokens` has cut are no text.
+    /// Returns the rest of an answer that has ended. Tokens of a heading that `max_tokens` has cut off are not text.
     pub fn end(&mut self) -> String {
         let head = self.head.take().unwrap_or_default();
         if self.heading != Heading::Tokens {
@@ -111,7 +111,7 @@ impl Tagged {
 mod tests {
     use super::*;
 
-    /// The text and the language of an answer in pieces of so many bytes.
+    /// Returns the text and the language of an answer, read in pieces of this many bytes.
     fn read(heading: Heading, answer: &str, bytes: usize) -> (String, Option<String>) {
         let mut tagged = Tagged::new(heading);
         let pieces = answer.as_bytes().chunks(bytes).map(|piece| std::str::from_utf8(piece).unwrap());

@@ -17,7 +17,7 @@ use crate::http::error::ApiResult;
 use crate::http::sse::Events;
 use crate::state::model::ModelState;
 
-/// Has the submission's clip transcribed, and answers.
+/// Transcribes the submission's clip window by window, and answers.
 pub(super) async fn answer(
     state: &Arc<ModelState>,
     submission: Submission,
@@ -33,7 +33,7 @@ pub(super) async fn answer(
     Ok(whole(request, windows, &form, temperature))
 }
 
-/// The whole answer.
+/// Returns the whole answer.
 fn whole(mut request: ActiveRequest, windows: Windows, form: &Form, temperature: f32) -> Response {
     let (state, held) = (Arc::clone(&request.state), request.take_held());
     let millis = |frames| (1000.0 * seconds(&state, frames)).round() as u64;
@@ -64,7 +64,7 @@ fn whole(mut request: ActiveRequest, windows: Windows, form: &Form, temperature:
     Transcript { text, language, audio, usage, segments: Some(segments.collect()) }.object(form, held)
 }
 
-/// The stream's state.
+/// The state of a streamed answer.
 struct Stream {
     windows: Windows,
 }
@@ -74,7 +74,7 @@ impl StreamWriter for Stream {
         out.comment();
     }
 
-    /// Every piece is taken by [`Self::step`].
+    /// [`Self::step`] takes every piece.
     fn delta(&mut self, _request: &ActiveRequest, _choice: usize, _delta: Delta, _out: &mut Events) {}
 
     fn close(&mut self, request: &ActiveRequest, out: &mut Events) {

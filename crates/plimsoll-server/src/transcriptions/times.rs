@@ -1,7 +1,7 @@
 //! The rules of Whisper's times: which tokens may follow which.
 //!
-//! Reference: transformers, `WhisperTimeStampLogitsProcessor`. A text begins with a time. Times come in pairs, the end of a segment and
-//! the beginning of the next, and never go backwards. That all times count together is for the sampler.
+//! Reference: transformers, `WhisperTimeStampLogitsProcessor`. A text begins with a time. Times come in pairs, the end of a segment and the
+//! beginning of the next, and never go backwards. The sampler applies the rule that all times count together.
 
 use std::sync::Arc;
 
@@ -9,14 +9,14 @@ use plimsoll_engine::constraint::{Constraint, Grammar, Unfit};
 
 use super::masks::mask;
 
-/// The ids of times.
+/// The range of ids that time tokens have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Times {
     /// The id of zero seconds.
     pub first: u32,
-    /// The last id.
+    /// The id of the last time.
     pub last: u32,
-    /// The last id that a text may begin with.
+    /// The id of the last time that a text may begin with.
     pub initial: u32,
 }
 
@@ -30,10 +30,10 @@ impl Times {
 /// A set of tokens.
 type Mask = Box<[u32]>;
 
-/// Texts between times.
+/// The rules for texts between times.
 #[derive(Debug)]
 pub(super) struct Timed {
-    /// Tokens of texts, and those that end a text.
+    /// Text tokens, and tokens that end a text.
     text: Box<[u32]>,
     /// Tokens that end a text.
     ends: Box<[u32]>,
@@ -42,13 +42,13 @@ pub(super) struct Timed {
 }
 
 impl Timed {
-    /// `text` has the tokens of texts and those that end one, `ends` the latter.
+    /// `text` has the text tokens and the tokens that end a text, `ends` only the latter.
     pub fn new(text: Box<[u32]>, ends: &[u32], vocab: u32, times: Times) -> Arc<Self> {
         Arc::new(Self { text, ends: mask(vocab, ends.iter().copied()), vocab, times })
     }
 }
 
-/// The rules for one output: tokens of a heading, each among those that may stand there, then texts between times.
+/// The rules for one output: the tokens of a heading, each from its own set, then texts between times.
 #[derive(Debug)]
 pub(super) struct Rules {
     rules: Arc<Timed>,
@@ -71,12 +71,12 @@ impl Grammar for Rules {
     }
 
     fn bytes_max(&self, _max_tokens: u32) -> u64 {
-        // The rules, the mask of one output, and the report of silence.
+        // The mask for texts, its copy for the next token, the mask of the ends, and the report of silence.
         (self.heading.len() as u64 + 3) * size_of_val(&*self.rules.text) as u64 + REPORT_BYTES
     }
 }
 
-/// Bytes of a report of one token on the heap.
+/// Heap bytes of a report of one token.
 const REPORT_BYTES: u64 = 32;
 
 struct Walk {
@@ -85,28 +85,28 @@ struct Walk {
     silence: Option<u32>,
     /// The mask of the next token.
     now: Box<[u32]>,
-    /// Tokens of the heading so far.
+    /// The number of heading tokens so far.
     headed: usize,
-    /// The latest time.
+    /// The id of the latest time.
     latest: Option<u32>,
     /// Whether the last token is a time; none before the first.
     last: Option<bool>,
-    /// Whether the one before is a time, or missing.
+    /// Whether the token before the last is a time, or missing.
     before: bool,
 }
 
 impl Walk {
-    /// The tokens of texts that may follow, and the times.
+    /// Returns the text tokens that may follow, and the times.
     fn next(&self) -> (Option<&[u32]>, std::ops::Range<u32>) {
         let Times { first, last, initial } = self.rules.times;
         let end = last + 1;
         match (self.last, self.latest) {
             (None, _) => (None, first..initial + 1),
-            // A time that begins a segment.
+            // The last token is a time that begins a segment.
             (Some(true), _) if self.before => (Some(&self.rules.text), end..end),
-            // A time that ends one: the next begins at once, or there is none.
+            // The last token is a time that ends a segment: the next one begins at once, or the text ends.
             (Some(true), Some(latest)) => (Some(&self.rules.ends), latest..end),
-            // A segment has a length.
+            // The next time must be later than the segment's beginning.
             (_, Some(latest)) => (Some(&self.rules.text), latest + 1..end),
             (_, None) => (Some(&self.rules.text), first..end),
         }
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
     use crate::transcriptions::masks::text_mask;
 
-    /// Texts are 0 to 9, 9 ends them, 10 to 19 are special, times are 20 to 29.
+    /// Text tokens are 0 to 9, of which 9 ends a text; 10 to 19 are special, times are 20 to 29.
     fn walk(heading: &[u32]) -> Box<dyn Constraint> {
         let heading = heading.iter().map(|id| mask(30, [*id])).collect();
         let times = Times { first: 20, last: 29, initial: 23 };
@@ -177,7 +177,7 @@ mod tests {
         (0..30).filter(|id| words[0] >> id & 1 == 1).collect()
     }
 
-    /// What may follow these tokens.
+    /// Returns the tokens that may follow these tokens.
     fn after(tokens: &[u32]) -> Vec<u32> {
         let mut walk = walk(&[]);
         for token in tokens {

@@ -1,8 +1,8 @@
-//! What Whisper is asked: a prompt of tokens behind the audio, and the tokens that may follow.
+//! Whisper's prompts: tokens after the audio, and the tokens that may follow.
 //!
 //! Reference: transformers, `generation_whisper.py`. The prompt names language and task. Without a language the model writes these tokens
-//! itself, each chosen among those that may stand there. Then it writes text, without times, or between times if these are asked for or the
-//! clip is longer than a window.
+//! itself, each from the set allowed at its position. Then it writes text without times. If times are requested or the clip is longer than
+//! a window, it writes texts between times.
 
 use std::sync::Arc;
 
@@ -21,30 +21,30 @@ const PREVIOUS: &str = "<|startofprev|>";
 /// The token before a transcript.
 const START: &str = "<|startoftranscript|>";
 
-/// How such a model is asked.
+/// A prompt for Whisper and the rules of its answer.
 pub(super) struct Asked {
     /// The prompt: a placeholder, then the decoder's tokens.
     pub tokens: Vec<u32>,
     pub grammar: Arc<dyn Grammar>,
     pub heading: Heading,
-    /// The language's name, where it is given or the only one.
+    /// The language's name, if it is given or the model's only one.
     pub language: Option<&'static str>,
-    /// How it is asked for times; none if its vocabulary has none.
+    /// The prompts for windows with times; none if the vocabulary has no times.
     pub windows: Option<WindowPrompts>,
 }
 
-/// How windows of a clip are asked for, with times.
+/// The prompts for the windows of a clip, with times.
 pub(super) struct WindowPrompts {
     placeholder: u32,
-    /// The client's prompt, and what begins a transcript.
+    /// The client's prompt, and the token that begins a transcript.
     before: Vec<u32>,
     /// The token of a given language.
     language: Option<u32>,
     /// None if the model supports English only.
     task: Option<u32>,
-    /// What may stand in the heading of an unknown language; nothing if the language is given or the only one.
+    /// The tokens allowed at each position of an unknown language's heading; empty if the language is given or the only one.
     heading: Vec<Box<[u32]>>,
-    /// The token of silence.
+    /// The token that stands for silence.
     silence: Option<u32>,
     vocab: u32,
     rules: Arc<Timed>,
@@ -53,18 +53,18 @@ pub(super) struct WindowPrompts {
 
 /// The prompt of one window.
 pub(super) struct WindowPrompt {
-    /// With one placeholder for each row of the encoder.
+    /// The prompt's tokens, with one placeholder for each row of the encoder.
     pub tokens: Vec<u32>,
     pub grammar: Arc<dyn Grammar>,
-    /// Tokens of the answer that name language and task.
+    /// The number of tokens in the answer that name language and task.
     pub heading: usize,
-    /// Tokens of the heading that are answered although they are known. The client's `max_tokens` does not count them.
+    /// The number of heading tokens that the model writes although they are known. The client's `max_tokens` does not count them.
     pub uncounted: u32,
 }
 
 impl WindowPrompts {
-    /// The prompt of a window of so many rows; `detected` is the language of the windows before. `measures`: the first token's report
-    /// says how likely silence is. The model says so in front of the heading, which is then part of the answer.
+    /// Returns the prompt of a window of `rows` rows; `detected` is the language of the windows before. `measures`: the first token's
+    /// report has the probability of silence. The model gives it in front of the heading, which is then part of the answer.
     pub fn of(&self, rows: usize, detected: Option<u32>, measures: bool) -> WindowPrompt {
         let mut tokens = vec![self.placeholder; rows];
         tokens.extend(&self.before);
@@ -83,13 +83,13 @@ impl WindowPrompts {
     }
 }
 
-/// The name of the language that a token stands for.
+/// Returns the name of the language that a token stands for.
 pub(super) fn language_of(state: &ModelState, token: u32) -> Option<&'static str> {
     let named = state.served.tokenizer.token_name(token);
     languages::all().find(|(code, _)| name(code) == named).map(|(_, name)| name)
 }
 
-/// The question to the served model; none if it takes instructions.
+/// Returns the prompt for the served model; none if it takes instructions.
 pub(super) fn ask(
     state: &ModelState,
     task: Task,
@@ -130,18 +130,18 @@ pub(super) fn ask(
     }
     let (heading, named) = (if masks.is_empty() { Heading::Space } else { Heading::Tokens }, masks.len());
     let ends = state.served.engine.eos();
-    // Behind the first special token there are only others, and times.
+    // After the first special token come only special tokens and times.
     let text = text_mask(vocab, start, ends, &whisper.suppressed);
-    // Times follow the mark for none of them, one for each position of the encoder and one for its end.
+    // The times follow `<|notimestamps|>`: one for each position of the encoder and one for its end.
     let last = plain.saturating_add(1 + whisper.positions as u32);
     let windows = (last < vocab).then(|| {
         let latest =
             whisper.first_time_max.map_or(last, |most| last.min(plain + 1 + most.min(whisper.positions) as u32));
         let times = Times { first: plain + 1, last, initial: latest };
-        // Language and task; no mark says that there are no times.
+        // Language and task, without `<|notimestamps|>`.
         let heading = masks.get(..2).unwrap_or_default().to_vec();
         let rules = Timed::new(text.clone(), ends, vocab, times);
-        // The vocabularies call it by different names, and have it in the same place.
+        // The vocabularies name this token differently, and have it in the same position.
         let silence = plain.checked_sub(1);
         WindowPrompts { placeholder, before, language: code, task, heading, silence, vocab, rules, times }
     });
@@ -152,7 +152,7 @@ pub(super) fn ask(
     Ok(Some(Asked { tokens, grammar, heading, language, windows }))
 }
 
-/// Code and name of a language that the model has.
+/// Returns code and name of a language that the model supports.
 fn known(state: &ModelState, whisper: &Whisper, language: &str) -> ApiResult<(&'static str, &'static str)> {
     let has = |(code, _): &(&str, &str)| match whisper.multilingual {
         true => state.served.tokenizer.token_to_id(&name(code)).is_some(),
@@ -174,7 +174,7 @@ fn no_languages() -> ApiError {
     ApiError::unsupported("model", message)
 }
 
-/// The client's prompt: the last tokens of it, as many as leave half of the decoder's positions.
+/// Returns the last tokens of the client's prompt, at most half of the decoder's positions.
 fn previous(state: &ModelState, whisper: &Whisper, prompt: Option<&str>) -> ApiResult<Vec<u32>> {
     let Some(prompt) = prompt.map(str::trim).filter(|prompt| !prompt.is_empty()) else { return Ok(Vec::new()) };
     let ids = state.encode_plain("prompt", &[&format!(" {prompt}")])?;
@@ -183,7 +183,7 @@ fn previous(state: &ModelState, whisper: &Whisper, prompt: Option<&str>) -> ApiR
     Ok(std::iter::once(token(state, PREVIOUS)?).chain(last.iter().copied()).collect())
 }
 
-/// How the vocabulary spells a language.
+/// Returns the name of a language's token in the vocabulary.
 fn name(code: &str) -> String {
     format!("<|{code}|>")
 }
@@ -193,11 +193,11 @@ fn token(state: &ModelState, name: &str) -> ApiResult<u32> {
     found.ok_or_else(|| ApiError::unsupported("model", format!("the served model's tokenizer has no token `{name}`")))
 }
 
-/// Which tokens may come first, second, and so on; the last of these for all that follow.
+/// The tokens that may come first, second, and so on; the last mask holds for all later ones.
 #[derive(Debug)]
 struct Path {
     masks: Arc<[Box<[u32]>]>,
-    /// Tokens of the heading, of which the most likely ones are taken.
+    /// The number of heading tokens; at each, the most likely allowed token is taken.
     named: usize,
 }
 

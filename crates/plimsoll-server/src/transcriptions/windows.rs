@@ -1,7 +1,8 @@
 //! A clip transcribed window by window, with times: each window is a turn of one request.
 //!
-//! Reference: transformers, `generation_whisper.py` with `return_timestamps=True`, without the text of earlier windows and without other
-//! temperatures. The language is that of the first window. A window begins where the segments of the last one end.
+//! Reference: transformers, `generation_whisper.py` with `return_timestamps=True`. In contrast to it, the prompt has no text of earlier
+//! windows, and no other temperatures are tried. The language is that of the first window. A window begins where the segments of the last
+//! one end.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -20,50 +21,50 @@ use crate::http::error::{ApiError, ApiResult};
 use crate::media::ClipWindows;
 use crate::state::model::ModelState;
 
-/// A window moves by this part of its length at least, or as a whole.
+/// A window moves by at least this fraction of its length (1/30), or as a whole.
 const LEAST_PART: u64 = 30;
 
-/// Bytes of a held_prompt segment besides its text and tokens, in memory and as JSON that grew by doubling.
+/// Bytes of a kept segment besides its text and tokens, in memory and as JSON that grew by doubling.
 const SEGMENT_BYTES: u64 = 1024;
-/// Bytes of a held_prompt token, and of a byte of text: both in memory and as JSON.
+/// Bytes of a kept token, and of a kept byte of text: both in memory and as JSON.
 const TOKEN_BYTES: u64 = 32;
 const TEXT_BYTES: u64 = 8;
 
 /// The name of the route in the log.
 const API: &str = "transcriptions";
 
-/// The making of a window's spectrogram.
+/// The preparation of a window's spectrogram.
 type Job = Pin<Box<dyn Future<Output = (ClipWindows, ApiResult<MediaItem>)> + Send>>;
 
 /// A piece of the transcript with its times.
 #[derive(Debug)]
 pub(super) struct Segment {
-    /// Frame of the clip with which its window begins.
+    /// The frame of the clip at which its window begins.
     pub seek: u64,
-    /// Frames of the clip at which it begins and ends.
+    /// The frames of the clip at which the segment begins and ends.
     pub frames: [u64; 2],
     pub text: String,
     /// Its tokens, times included.
     pub tokens: Vec<u32>,
-    /// The mean log-probability of the window's tokens, if they were asked for.
+    /// The mean log-probability of the window's tokens, if the client requested it.
     pub avg_logprob: Option<f64>,
     /// The probability that its window is silent.
     pub no_speech_prob: Option<f64>,
-    /// How much shorter the window's text becomes if it is compressed.
+    /// The text's length divided by its compressed length, for the whole window.
     pub compression_ratio: Option<f64>,
 }
 
 /// The tokens of the current window.
 #[derive(Default)]
 struct Said {
-    /// Tokens of the answer that name language and task, and are still to come.
+    /// The number of tokens still to come in the answer that name language and task.
     heading: usize,
     tokens: Vec<u32>,
-    /// The sum of log-probabilities, and of how many tokens.
+    /// The sum of log-probabilities, and the number of tokens in it.
     logprobs: (f64, u32),
     /// The probability of silence.
     no_speech_prob: Option<f64>,
-    /// Tokens that were given out as text.
+    /// The number of tokens whose text was returned.
     shown: usize,
 }
 
@@ -77,27 +78,27 @@ pub(super) struct Windows {
     rows: usize,
     window: u64,
     frames: u64,
-    /// Frame with which the current window begins.
+    /// The frame at which the current window begins.
     seek: u64,
     common: Common,
     length_param: &'static str,
-    /// How the transcript is shown: it decides what is held_prompt.
+    /// The format of the answer, which decides whether segments are kept.
     format: Format,
     said: Said,
     pub language: Option<&'static str>,
     detected: Option<u32>,
     pub text: String,
     pub segments: Vec<Segment>,
-    /// Bytes of the segments.
+    /// Memory of the segments, in bytes.
     kept_bytes: u64,
-    /// Windows that went to the engine.
+    /// The number of windows submitted to the engine.
     begun: u64,
-    /// Tokens of their answers that the client's `max_tokens` does not count.
+    /// Tokens of the windows' answers that the client's `max_tokens` does not count.
     uncounted: u64,
 }
 
 impl Windows {
-    /// Begins with the first window of the submission's clip. `format` decides what is held_prompt of it.
+    /// Begins with the first window of the submission's clip. `format` decides whether segments are kept.
     pub async fn begin(
         state: &Arc<ModelState>,
         mut submission: Submission,
@@ -135,7 +136,7 @@ impl Windows {
         Ok((windows, request))
     }
 
-    /// The request for one window.
+    /// Returns the submission for one window.
     fn submission(&mut self, state: &ModelState, item: MediaItem, held_prompt: Option<Held>) -> ApiResult<Submission> {
         let prompt = self.prompts.of(self.rows, self.detected, self.format == Format::Verbose);
         self.said = Said { heading: prompt.heading, ..Said::default() };
@@ -230,7 +231,7 @@ impl Windows {
         self.show(state, ended(&self.said.tokens, self.prompts.times))
     }
 
-    /// The text of a window's tokens up to `end` that was not given out yet.
+    /// Returns the text of a window's tokens up to `end`, from the first token whose text was not returned before.
     fn show(&mut self, state: &ModelState, end: usize) -> String {
         let begin = self.said.shown;
         if end <= begin {
@@ -243,7 +244,7 @@ impl Windows {
         text
     }
 
-    /// The text of tokens, without times.
+    /// Returns the text of tokens, without times.
     fn spell(&self, state: &ModelState, tokens: &[u32]) -> String {
         let texts: Vec<u32> = tokens.iter().copied().filter(|token| !self.prompts.times.has(*token)).collect();
         state.served.tokenizer.decode(&texts, true)
@@ -277,18 +278,18 @@ impl Windows {
         shown
     }
 
-    /// What the windows so far took. Tokens that the question names are input, also where the model writes them.
+    /// Returns the token usage of the windows so far. Heading tokens that are known count as input, even if the model writes them.
     pub fn usage(&self, request: &ActiveRequest) -> Usage {
         Usage::of(request, self.audio(&request.state)).counting_as_input(self.uncounted)
     }
 
-    /// The audio that the windows so far were made of.
+    /// Returns the length of the audio in the windows so far.
     pub fn audio(&self, state: &ModelState) -> AudioLength {
         AudioLength { tokens: self.begun * self.rows as u64, seconds: seconds(state, self.frames) }
     }
 }
 
-/// Bytes of a text for each byte of it compressed by zlib, as OpenAI's `compression_ratio`.
+/// Returns the ratio of a text's bytes to its bytes compressed by zlib: OpenAI's `compression_ratio`.
 fn compression_ratio(text: &str) -> Option<f64> {
     use std::io::Write;
     let mut encoder = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::default());

@@ -1,4 +1,4 @@
-//! One engine's numbers, read when they are asked for.
+//! One engine's values, read at each request.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,7 +16,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use super::{Single, encode_each, encode_rows, signed};
 use crate::ops::gateway::kv_usage;
 
-/// Values of one engine, read when they are asked for.
+/// Values of one engine, read at each request.
 pub(super) struct EngineValues {
     pub engine: EngineHandle,
     pub grammars: Usage,
@@ -39,7 +39,7 @@ impl Collector for EngineValues {
     }
 }
 
-/// What routers look at: the share of the pool that requests hold, the pool's shape, and the notes on the prefix cache.
+/// Encodes metrics for routers: the share of the pool that requests hold, the pool's shape, and the counters of the KV event log.
 fn encode_cache(encoder: &mut DescriptorEncoder<'_>, engine: &EngineHandle) -> Result<(), fmt::Error> {
     let usage = ConstGauge::new(kv_usage(engine));
     let help = "Share of the pool's pages that requests hold, 0 to 1";
@@ -49,7 +49,7 @@ fn encode_cache(encoder: &mut DescriptorEncoder<'_>, engine: &EngineHandle) -> R
     let help = "Tokens of a page";
     let metric = encoder.encode_descriptor("plimsoll_kv_page_tokens", help, None, block_size.metric_type())?;
     block_size.encode(metric)?;
-    // As the endpoint picker of Kubernetes' inference extension reads it, the names of the labels included.
+    // In the form that the endpoint picker of Kubernetes' inference extension reads, including the labels' names.
     let pages = engine.status().pages_total.load(Ordering::Relaxed).to_string();
     let labels = [("block_size", PAGE_TOKENS.to_string()), ("num_gpu_blocks", pages)];
     let one = ConstGauge::new(1i64);
@@ -73,7 +73,7 @@ fn encode_cache(encoder: &mut DescriptorEncoder<'_>, engine: &EngineHandle) -> R
     )
 }
 
-/// Gauges under the names of 0.1, for one more release: `_total` is a counter's suffix, so that these have no type.
+/// Encodes gauges under their names of version 0.1, for one more release. `_total` is a counter's suffix, so these have no type.
 fn encode_renamed(encoder: &mut DescriptorEncoder<'_>, engine: &EngineHandle) -> Result<(), fmt::Error> {
     let status = engine.status();
     for (name, help, value) in [

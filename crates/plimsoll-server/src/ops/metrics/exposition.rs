@@ -1,18 +1,18 @@
-//! The two text formats of metrics: which of them a client asks for, and one page from the pages of several registries.
+//! The two text formats of metrics: finds the requested one, and joins the pages of several registries into one.
 
 use axum::http::{HeaderMap, header};
 
 /// A text format of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exposition {
-    /// Prometheus' own, version 0.0.4: what clients get that ask for nothing or for anything else.
+    /// Prometheus' own format, version 0.0.4: the default for clients that ask for no known format.
     Text,
     /// OpenMetrics 1.0.0.
     OpenMetrics,
 }
 
 impl Exposition {
-    /// The format that the `Accept` header prefers.
+    /// Returns the format that the `Accept` header prefers.
     pub fn of(headers: &HeaderMap) -> Self {
         let accept = headers.get_all(header::ACCEPT).iter().filter_map(|value| value.to_str().ok());
         let (mut text, mut open) = (0.0, 0.0);
@@ -37,7 +37,7 @@ impl Exposition {
         if open > 0.0 && open >= text { Self::OpenMetrics } else { Self::Text }
     }
 
-    /// The name of the format.
+    /// Returns the media type of the format.
     pub fn content_type(self) -> &'static str {
         match self {
             Self::Text => "text/plain; version=0.0.4; charset=utf-8",
@@ -49,18 +49,18 @@ impl Exposition {
 /// A family of metrics on a page.
 struct Family<'a> {
     name: &'a str,
-    /// What `# HELP`, `# TYPE` and `# UNIT` say, in this order.
+    /// Keywords and texts of the family's `# HELP`, `# TYPE` and `# UNIT` lines, in their order.
     words: Vec<(&'a str, &'a str)>,
     samples: Vec<&'a str>,
 }
 
-/// OpenMetrics pages as one page of a format: a family is described once, with the samples of all pages.
+/// Joins OpenMetrics pages into one page of a format: a family is described once, with the samples of all pages.
 pub(super) fn joined(texts: &[String], exposition: Exposition) -> String {
     let mut families: Vec<Family<'_>> = Vec::new();
     for text in texts {
         let mut at = 0;
         for line in text.lines().filter(|line| *line != "# EOF") {
-            // "# HELP name ...", "# TYPE name ...": samples follow their family's words.
+            // "# HELP name ...", "# TYPE name ...": samples follow their family's description.
             let Some(words) = line.strip_prefix("# ") else {
                 families[at].samples.push(line);
                 continue;
@@ -87,7 +87,7 @@ pub(super) fn joined(texts: &[String], exposition: Exposition) -> String {
     page
 }
 
-/// OpenMetrics names a counter's family without `_total`, the older format with it; the older one has no units.
+/// Writes a family. OpenMetrics names a counter's family without `_total`, the older format with it; the older one has no units.
 fn write_family(page: &mut String, family: &Family<'_>, exposition: Exposition) {
     let old = exposition == Exposition::Text;
     let is_counter = family.words.contains(&("TYPE", "counter"));

@@ -1,11 +1,11 @@
-//! The schemas of answers. Objects are closed: a field that is answered and not listed fails a test.
+//! The schemas of answers. Objects are closed: a field in an answer that is not listed fails a test.
 
 use serde_json::{Map, Value, json};
 
 use super::schema::{Object, closed, schema};
 use super::{disk, ollama, pooled, transcriptions, turns};
 
-/// All of them.
+/// Returns all schemas.
 pub(super) fn schemas() -> Value {
     let mut all = Map::new();
     let objects = [OBJECTS, turns::OBJECTS, pooled::OBJECTS, disk::OBJECTS, ollama::OBJECTS, transcriptions::OBJECTS];
@@ -143,7 +143,7 @@ const OBJECTS: &[Object] = &[
             ("type", "string"),
             ("display_name", "string"),
             ("created_at", "string"),
-            // Where there are several, of those that are loaded.
+            // On a server with several models, only for loaded ones.
             ("max_model_len", "~integer"),
             ("input_modalities", "~[string]"),
             ("output_modalities", "~[string]"),

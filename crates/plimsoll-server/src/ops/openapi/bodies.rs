@@ -1,4 +1,4 @@
-//! The bodies of requests, field by field, each with an example that is taken as it stands.
+//! The bodies of requests, field by field, each with an example that the server accepts.
 
 use plimsoll_engine::sampling::{LOGIT_BIAS_MAX, TOP_LOGPROBS_MAX};
 use serde_json::{Map, Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 /// A name and its schema.
 pub(super) type Fields = Vec<(&'static str, Value)>;
 
-/// An object that has these fields, each or null, and no others.
+/// Returns the schema of an object that has these fields, each or null, and no others.
 pub(super) fn object(fields: Fields, required: &[&str]) -> Value {
     let optional = |name: &str, mut schema: Value| {
         if let (false, Some(kind)) = (required.contains(&name), schema.get("type").cloned()) {
@@ -31,7 +31,7 @@ pub(super) fn integer(least: i64, example: i64) -> Value {
     json!({"type": "integer", "minimum": least, "maximum": 4_294_967_295u64, "examples": [example]})
 }
 
-/// Log-probabilities of alternatives.
+/// A number of alternatives in log-probabilities.
 pub(super) fn alternatives(example: u32) -> Value {
     json!({"type": "integer", "minimum": 0, "maximum": TOP_LOGPROBS_MAX, "examples": [example]})
 }
@@ -53,7 +53,7 @@ pub(super) fn only(value: &Value, kind: &str) -> Value {
     json!({"type": kind, "enum": [value], "examples": [value]})
 }
 
-/// A field that changes no answer, whatever its value.
+/// A field without an effect, whatever its value.
 pub(super) fn hint(example: &Value) -> Value {
     json!({"description": "Taken; it changes no answer here", "examples": [example]})
 }
@@ -94,7 +94,7 @@ fn lengths() -> Fields {
     ]
 }
 
-/// How a token is drawn.
+/// The sampling fields.
 fn sampling() -> Fields {
     let bias = json!({
         "type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}, "maxProperties": LOGIT_BIAS_MAX,
@@ -114,7 +114,7 @@ fn sampling() -> Fields {
     ]
 }
 
-/// Where the output ends, and what is reported of it.
+/// The fields for the end of the output, and for its reports.
 fn endings() -> Fields {
     let stop = json!({
         "anyOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string", "minLength": 1}, "maxItems": 16}, {"type": "null"}],
@@ -214,7 +214,7 @@ fn response_format() -> Value {
     })
 }
 
-/// A part of chat's content. Those that are no text need a model that takes them.
+/// A part of chat's content. Parts other than text need a model that takes them.
 fn part() -> Value {
     let part = |required: &[&str], properties: Value| json!({"type": "object", "required": required, "additionalProperties": false, "properties": properties});
     let url = "data:TYPE;base64,DATA, https:// or http:// (--media-fetch), file:// (--media-root)";
@@ -314,7 +314,7 @@ fn conversation() -> Fields {
 /// The body of `/v1/chat/completions`.
 pub(super) fn chat() -> Value {
     let mut fields = common();
-    // Only completions can do without: they may have an echo.
+    // Only completions accept 0: they may have an echo.
     let lengths = fields.iter_mut().filter(|(name, _)| ["max_tokens", "max_completion_tokens"].contains(name));
     lengths.for_each(|(_, schema)| schema["minimum"] = 1.into());
     fields.extend(conversation());

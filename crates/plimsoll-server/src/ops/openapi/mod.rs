@@ -1,8 +1,8 @@
 //! `GET /openapi.json`: the fields of every route and answer.
 //!
-//! Bodies are parsed field by field, so there are no types to derive this from. `bodies` and `answers` repeat it, and
-//! `tests/api/openapi.rs` holds the two together. Every listed field has an example, which is accepted. Every accepted
-//! field is listed. Other fields are refused. Every answer fits its schema.
+//! Bodies are parsed field by field, so there are no types to derive this document from. `bodies` and `answers` repeat the fields, and
+//! `tests/api/openapi.rs` compares both. Every listed field has an example, which is accepted. Every accepted field is listed. Other fields
+//! are refused. Every answer fits its schema.
 
 mod answers;
 mod bodies;
@@ -24,12 +24,12 @@ use schema::reference;
 use crate::http::json::json as answer;
 use crate::state::server::ServerState;
 
-/// The page.
+/// The handler of the document.
 pub(crate) async fn handle(State(state): State<Arc<ServerState>>) -> Response {
     answer(&document(!state.config.api_keys.is_empty(), state.several, state.choices_max), None)
 }
 
-/// Routes that only a server of one model has.
+/// Routes that only a server with one model has.
 const OF_ONE_MODEL: [&str; 11] = [
     "/v1/cache/save",
     "/v1/cache/load",
@@ -44,7 +44,7 @@ const OF_ONE_MODEL: [&str; 11] = [
     "/get_model_info",
 ];
 
-/// Method, path and summary of every route; `several`: the server has several models.
+/// Returns method, path and summary of every route. `several`: whether the server has several models.
 pub(crate) fn routes(several: bool) -> Vec<(String, String, String)> {
     let paths = paths();
     let methods = |(path, item): (&String, &Value)| {
@@ -57,8 +57,8 @@ pub(crate) fn routes(several: bool) -> Vec<(String, String, String)> {
     all.filter(|(path, _)| !(several && OF_ONE_MODEL.contains(&path.as_str()))).flat_map(methods).collect()
 }
 
-/// The document; `keyed`: the server wants API keys; `several`: it has several models; `choices_max`: the largest `n`
-/// that it takes.
+/// Returns the document. `keyed`: whether the server needs API keys; `several`: whether it has several models; `choices_max`: the largest
+/// `n` that it takes.
 fn document(keyed: bool, several: bool, choices_max: u32) -> Value {
     let mut document = json!({
         "openapi": "3.1.0",
@@ -176,7 +176,7 @@ fn own_paths() -> Value {
     })
 }
 
-/// Metrics come in the format that `Accept` prefers.
+/// The operation of `/metrics`, whose answer has the format that `Accept` prefers.
 fn metrics() -> Value {
     let mut operation = plain("Prometheus metrics", "text/plain");
     let content = &mut operation["responses"]["200"]["content"];
@@ -198,7 +198,7 @@ fn getting(summary: &str, schema: &str) -> Value {
     })
 }
 
-/// With errors in Anthropic's shape.
+/// Adds errors in Anthropic's form.
 fn anthropics(mut operation: Value) -> Value {
     operation["responses"]["default"] = json!({
         "description": "An error, in Anthropic's shape", "content": {"application/json": {"schema": reference("MessageError")}}
@@ -218,7 +218,7 @@ fn posting(summary: &str, body: &Value, schema: &str) -> Value {
     operation
 }
 
-/// The same with a stream as the other answer.
+/// An operation with a stream as the other answer.
 fn generating(summary: &str, body: &Value, schema: &str) -> Value {
     let mut operation = posting(summary, body, schema);
     operation["responses"]["200"]["content"]["text/event-stream"] = json!({

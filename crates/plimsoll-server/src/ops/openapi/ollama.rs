@@ -12,7 +12,7 @@ fn any_of(kinds: &[&str], examples: Value) -> Value {
     json!({"anyOf": kinds, "examples": examples})
 }
 
-/// `options`, whose own fields are those of a model file.
+/// The field `options`, whose own fields are those of a model file.
 fn options() -> Value {
     let number = |names: &[&str], kind: &str| -> Vec<(String, Value)> {
         names.iter().map(|name| ((*name).to_owned(), json!({"type": [kind, "null"]}))).collect()
@@ -22,7 +22,7 @@ fn options() -> Value {
     let off = ["tfs_z", "typical_p"];
     let mut properties: serde_json::Map<String, Value> = number(&whole, "integer").into_iter().collect();
     properties.extend([number(&real, "number"), number(&off, "number")].concat());
-    // Taken with any value: they change no answer.
+    // Accepted with any value: they have no effect.
     properties.extend(LOADING.iter().chain(&OF_MIROSTAT).map(|name| ((*name).to_owned(), json!({}))));
     properties.insert("stop".into(), any_of(&["string", "array"], json!([])));
     json!({
@@ -183,7 +183,7 @@ pub(super) fn cohere() -> Value {
 
 /// The body of `/infill`.
 pub(super) fn infill() -> Value {
-    // One gap is filled once, and nothing of its prompt is told again.
+    // One gap is filled once, and the answer repeats nothing of its prompt.
     const OTHERS: [&str; 8] = [
         "n",
         "best_of",
@@ -231,7 +231,7 @@ pub(super) fn paths() -> Value {
     })
 }
 
-/// With errors in Ollama's shape.
+/// Adds errors in Ollama's form.
 fn ollamas(mut operation: Value) -> Value {
     operation["responses"]["default"] = json!({
         "description": "An error, in Ollama's shape", "content": {"application/json": {"schema": reference("OllamaError")}}
@@ -239,7 +239,7 @@ fn ollamas(mut operation: Value) -> Value {
     operation
 }
 
-/// With a stream of lines as the other answer, each of which fits the same schema.
+/// Adds a stream of lines as the other answer; each line fits the same schema.
 fn lines(mut operation: Value) -> Value {
     let content = &mut operation["responses"]["200"]["content"];
     content["application/x-ndjson"] = content["application/json"].clone();

@@ -1,11 +1,11 @@
-//! Embeddings, reranking, scores.
+//! The bodies and answers of embeddings, reranking and scores.
 
 use serde_json::{Value, json};
 
 use super::bodies::{flag, integer, object, text};
 use super::schema::Object;
 
-/// A text or a list of them; `ids`: or token ids.
+/// A text or a list of texts. `ids`: token ids are allowed, too.
 fn input(ids: bool) -> Value {
     let one = json!({"type": "string"});
     let texts = json!({"type": "array", "items": {"type": "string"}, "minItems": 1});
@@ -17,12 +17,12 @@ fn input(ids: bool) -> Value {
     json!({"anyOf": [one, texts, ids, lists], "examples": ["x", ["x", "y"], [97], [[97], [98]]]})
 }
 
-/// Any number from 1 up: what there is bounds it.
+/// A number from 1 up; the request's list bounds it.
 fn count() -> Value {
     json!({"type": "integer", "minimum": 1, "examples": [1]})
 }
 
-/// What is read of an input that is too long.
+/// The number of tokens that are read of a longer input.
 fn truncate() -> Value {
     json!({"type": "integer", "minimum": -1, "description": "Tokens of an input that are read, -1 for as many as the model takes; without it, what is longer is refused",
         "examples": [-1]})
@@ -75,7 +75,7 @@ pub(super) fn score() -> Value {
     object(fields, &["text_1", "text_2"])
 }
 
-/// The one schema that is no plain object: numbers, or their bytes in base64.
+/// The one schema that is not a plain object: numbers, or their bytes in base64.
 pub(super) fn numbers() -> Value {
     json!({"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string"}]})
 }

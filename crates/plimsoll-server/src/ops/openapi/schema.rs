@@ -1,12 +1,11 @@
-//! How a schema is written: a name with its fields, each with its kind.
+//! The notation of schemas: a name with its fields, each with its kind.
 
 use serde_json::{Map, Value, json};
 
-/// A schema's name, and name and kind of each field.
+/// A schema's name, and the name and kind of each field.
 pub(super) type Object = (&'static str, &'static [(&'static str, &'static str)]);
 
-/// A closed object: `name: kind`, where a kind ends with `?` if it may be null and begins with `~` if the field may be
-/// absent.
+/// Returns the schema of a closed object. A field's kind ends with `?` if it may be null and begins with `~` if the field may be absent.
 pub(super) fn closed(fields: &[(&str, &str)]) -> Value {
     let (mut properties, mut required) = (Map::new(), Vec::new());
     for (name, kind) in fields {
@@ -20,7 +19,7 @@ pub(super) fn closed(fields: &[(&str, &str)]) -> Value {
     json!({"type": "object", "properties": properties, "required": required, "additionalProperties": false})
 }
 
-/// `string`, `integer`, …; `[kind]` a list; a capital letter begins the name of a schema.
+/// Returns the schema of a kind: `string`, `integer`, …; `[kind]` for a list; a name with a capital letter for a named schema.
 pub(super) fn schema(kind: &str, null: bool) -> Value {
     if let Some(item) = kind.strip_prefix('[').and_then(|kind| kind.strip_suffix(']')) {
         let kinds = if null { json!(["array", "null"]) } else { json!("array") };

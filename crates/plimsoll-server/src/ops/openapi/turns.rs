@@ -27,7 +27,7 @@ fn few() -> Fields {
     common().into_iter().filter(|(name, _)| names.contains(name)).collect()
 }
 
-/// The fields that make a prompt of Anthropic's.
+/// The fields of a prompt in Anthropic's API.
 fn said() -> Fields {
     let message = json!({
         "type": "object", "required": ["role", "content"], "additionalProperties": false,
@@ -107,7 +107,7 @@ pub(super) fn count_tokens() -> Value {
     object(fields, &["messages"])
 }
 
-/// What makes the prompt of a response.
+/// The fields of a response's prompt.
 fn asked() -> Fields {
     vec![
         (
@@ -174,7 +174,7 @@ pub(super) fn responses() -> Value {
     object(fields, &["input"])
 }
 
-/// The answers.
+/// The schemas of the answers.
 pub(super) const OBJECTS: &[Object] = &[
     (
         "AnthropicMessage",

@@ -15,7 +15,7 @@ use crate::http::error::ApiResult;
 use crate::http::sse::Events;
 use crate::mcp::{CallResult, McpError};
 
-/// How a response has ended. None: it goes on.
+/// The end of a response. None: it continues.
 pub(crate) type Ended = Option<ApiResult<()>>;
 
 impl Responding {
@@ -60,7 +60,7 @@ impl Responding {
         }
     }
 
-    /// Begins the next step of the work.
+    /// Begins a step of the work between turns.
     fn begins(&mut self, request: &ActiveRequest, todo: Todo, out: &mut Events) -> ApiResult<()> {
         let Some(run) = &mut self.mcp else { return Ok(()) };
         match todo {
@@ -115,7 +115,7 @@ impl Responding {
         }
     }
 
-    /// A server has listed its tools, or has failed. Its list is the last item if it is shown.
+    /// Handles the answer of a server that was asked for its tools. Its list is the last item if it is shown.
     fn listed(&mut self, result: Result<Arc<crate::mcp::ToolSet>, McpError>, out: &mut Events) -> ApiResult<()> {
         let Some(run) = &mut self.mcp else { return Ok(()) };
         let at = self.output.len().saturating_sub(1);
@@ -168,7 +168,7 @@ impl Responding {
         Ok(())
     }
 
-    /// A call has ended.
+    /// Handles the end of a call.
     fn called(&mut self, at: usize, result: Result<CallResult, McpError>, out: &mut Events) -> ApiResult<()> {
         let Output { status, what: What::McpCall(call), .. } = &mut self.output[at] else { return Ok(()) };
         let result = match result {
@@ -189,7 +189,7 @@ impl Responding {
         Ok(())
     }
 
-    /// The model's turn has ended. Its calls of MCP servers are made, and another turn follows unless the client must act.
+    /// Handles the end of the model's turn. Its calls of MCP servers are made, and another turn follows unless the client must act.
     fn turn_ended(&mut self, out: &mut Events) {
         let whole = self.finish != Some(FinishReason::Length);
         if whole {
@@ -248,7 +248,7 @@ impl Responding {
         self.teller.tell("response.output_item.done", Body::Item { output_index, item }, out);
     }
 
-    /// The arguments of a call are complete. The call is made later.
+    /// Marks the arguments of a call as complete. The call is made later.
     pub(super) fn arguments_end(&mut self, output_index: usize, out: &mut Events) {
         let Output { id, what: What::McpCall(call), .. } = &mut self.output[output_index] else { return };
         if !std::mem::replace(&mut call.ready, true) {
@@ -257,7 +257,7 @@ impl Responding {
         }
     }
 
-    /// The request for an approval is complete. A cut one is not shown.
+    /// Ends the request for an approval. A truncated request is not shown.
     pub(super) fn request_ends(&mut self, status: Status, out: &mut Events) {
         if status != Status::Completed {
             self.output.pop();

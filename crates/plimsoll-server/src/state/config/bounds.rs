@@ -1,4 +1,4 @@
-//! What the HTTP side takes at most under its configuration: bytes of heap, and threads.
+//! Upper limits of the HTTP side under its configuration: heap bytes, and threads.
 
 use plimsoll_engine::HttpAlternative;
 use plimsoll_grammar::sandbox::SANDBOXES_BYTES_MAX;
@@ -20,7 +20,7 @@ const CONNECTION_FIXED_BYTES: u64 = 23 << 10;
 /// that grew by doubling.
 const EVENT_BYTES: u64 = 2 * plimsoll_engine::backlog::DELTA_BYTES as u64;
 
-/// Threads that read a document: one that waits for its process, two for the pipes.
+/// Threads for reading a document: one that waits for its process, two for the pipes.
 const DOCUMENT_THREADS: usize = 3;
 
 impl ServerConfig {
@@ -30,12 +30,12 @@ impl ServerConfig {
         bytes(self.max_connections.into(), CONNECTION_BUFFER_BYTES) + bytes(PROBES_MAX as u64, PROBE_BUFFER_BYTES)
     }
 
-    /// The most heap bytes that events of streams take which connections have no room for yet, one each.
+    /// The most heap bytes of stream events that do not fit into their connections' buffers yet, one event a connection.
     pub fn event_bytes_max(&self) -> u64 {
         u64::from(self.max_connections) * EVENT_BYTES
     }
 
-    /// Bytes for bodies that are being parsed, all together: as much as the largest one takes.
+    /// Bytes for all bodies that are being parsed: the need of one body of the largest size.
     pub(crate) fn parsing_bytes_max(&self) -> u64 {
         PARSED_FACTOR * self.max_body_bytes
     }
@@ -50,12 +50,12 @@ impl ServerConfig {
     /// The most heap bytes the HTTP side takes, for the plan: the sum over all holders.
     pub fn heap_bytes_max(&self) -> u64 {
         let connections = self.connection_bytes_max() + self.event_bytes_max();
-        // Bodies, prompts and whole answers: one budget, enforced byte by byte. What is parsed at the moment: another.
+        // Bodies, prompts and whole answers share one budget, enforced byte by byte. Bodies that are being parsed have another.
         let in_flight = self.max_bytes_in_flight + self.parsing_bytes_max();
-        // Values a template makes on its way to a prompt, and the prompt.
+        // The values that a template makes before the prompt is complete, and the prompt.
         let templates = u64::from(self.text_workers) * 2 * plimsoll_text::PROMPT_BYTES_MAX as u64;
         let running = u64::from(self.max_connections) * crate::state::running::ENTRY_BYTES;
-        // A response in the background has what a connection has, without the connection's buffers.
+        // A response in the background takes the same memory as a connection, without the connection's buffers.
         let own = crate::state::running::ENTRY_BYTES + CONNECTION_FIXED_BYTES + EVENT_BYTES;
         let background = if self.response_store_bytes == 0 { 0 } else { u64::from(BACKGROUND_MAX) * own };
         let documents =
@@ -78,9 +78,9 @@ impl ServerConfig {
             + self.rates.heap_bytes_max(self.api_keys.len())
     }
 
-    /// Threads of the HTTP side: the runtime's, one that fetches a file or loads a model, two for grammars, those for
-    /// documents, the recorder's, the exporter's and one that looks up names of MCP servers. More files are fetched, and more
-    /// names looked up, at once only if the system has threads to spare.
+    /// Threads of the HTTP side: the runtime's, one that fetches a file or loads a model, two for grammars, the document threads, the
+    /// recorder's, the exporter's and one that looks up names of MCP servers. More files are fetched, and more names looked up, at once
+    /// only if the system has threads to spare.
     pub fn threads_max(&self) -> usize {
         let documents = if self.document_bytes == 0 { 0 } else { DOCUMENT_THREADS };
         let otlp = self.otlp.as_ref().map_or(0, |_| OTLP_THREADS);
@@ -95,7 +95,7 @@ impl ServerConfig {
         self.text_workers as usize + 2 * DECODERS + 1
     }
 
-    /// What half of each limit would make of [`Self::heap_bytes_max`], for advice when a plan does not fit.
+    /// Returns [`Self::heap_bytes_max`] with each limit halved in turn, for advice when a plan does not fit.
     pub fn alternatives(&self) -> Vec<HttpAlternative> {
         let with = |flag, value: String, change: &dyn Fn(&mut Self)| {
             let mut config = self.clone();

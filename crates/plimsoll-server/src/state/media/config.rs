@@ -1,4 +1,4 @@
-//! What the operator allows of media.
+//! The operator's settings for media.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,18 +8,19 @@ use plimsoll_media::audio::AudioLimits;
 use plimsoll_media::ffmpeg::Ffmpeg;
 use plimsoll_media::image::ImageLimits;
 
-/// Images and videos that are decoded at once, and as many audio clips: an image never waits for minutes of audio.
+/// The most images and videos that are decoded at once. Audio has a separate limit of the same size: an image never waits for minutes of
+/// audio.
 pub(crate) const DECODERS: usize = 2;
 
-/// From where media may be fetched.
+/// The addresses from which media may be fetched.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MediaFetch {
-    /// From nowhere: they come in the body, or from a directory of the server's.
+    /// No address: media come in the body, or from a directory of the server's.
     Off,
-    /// From public addresses.
+    /// Public addresses.
     #[default]
     Public,
-    /// From private networks and from this machine, too.
+    /// Public addresses, private networks and this machine.
     Any,
 }
 
@@ -46,26 +47,26 @@ impl std::fmt::Display for MediaFetch {
     }
 }
 
-/// What the HTTP side takes of media, where the served model takes any.
+/// Settings for media, where the served model takes any.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MediaConfig {
-    /// From where they may be fetched.
+    /// The addresses from which media may be fetched.
     pub fetch: MediaFetch,
-    /// Hosts that may be asked; empty for all.
+    /// Host names that media may be fetched from; empty for all.
     pub allowed_domains: Vec<String>,
-    /// A file must have come within this time.
+    /// A file must arrive completely within this time.
     pub fetch_timeout: Duration,
     /// Directories from which `file://` may read.
     pub roots: Vec<PathBuf>,
-    /// What an image may be at most, before it is resized.
+    /// Limits on an image before it is resized.
     pub image: ImageLimits,
-    /// What the file of an audio clip may have in bytes at most. How long it may be, the engine says.
+    /// The most bytes of an audio clip's file. The engine limits the clip's length.
     pub audio_bytes: u64,
-    /// Most seconds of an audio clip that is transcribed window by window.
+    /// The most seconds of an audio clip that is transcribed window by window.
     pub transcription_seconds: u64,
-    /// A request waits this long for room to decode its media in, and as long for a decoder.
+    /// A request waits this long for memory to decode its media, and as long for a decoder.
     pub room_timeout: Duration,
-    /// Decodes video files and audio that nothing here decodes.
+    /// Decodes video files, and audio in formats that the server itself does not decode.
     pub ffmpeg: Option<Ffmpeg>,
     /// Certificates that replace the built-in roots.
     pub root_certificates: Option<PathBuf>,
@@ -89,10 +90,10 @@ impl Default for MediaConfig {
 }
 
 impl MediaConfig {
-    /// Seconds of a transcribed clip unless the operator says otherwise: four hours.
+    /// Seconds of a transcribed clip at most, unless the operator says otherwise: four hours.
     pub const TRANSCRIPTION_SECONDS: u64 = 4 * 3600;
 
-    /// Bytes of a file of this kind, at most, and the flag that says so.
+    /// Returns the most bytes of a file of this kind, and the flag that sets this limit.
     pub(crate) fn file_limit(&self, kind: Modality) -> (u64, &'static str) {
         match kind {
             Modality::Image | Modality::Video => (self.image.file_bytes, "--max-image-bytes"),

@@ -1,6 +1,5 @@
-//! Staging memory for a request's media. A request gets all its memory at once or none. Requests get it one at a time,
-//! in order of arrival. So no request waits while it holds memory that another one needs. A waiting request tries again
-//! only after memory has been freed.
+//! Staging memory for a request's media. A request gets all its memory at once or none. Requests get it one at a time, in order of arrival.
+//! This way no request waits while it holds memory that another one needs. A waiting request tries again only after memory has been freed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +8,12 @@ use plimsoll_media::{MediaError, Staged, Staging};
 use tokio::sync::{Mutex, Notify};
 use tokio::time::{Instant, timeout_at};
 
-/// What a request's media may take while they are prepared.
+/// Memory for a request's media while they are prepared.
 #[derive(Debug)]
 pub(crate) struct DecodeMemory {
-    /// Of each item's pixels.
+    /// Memory for each item's pixels.
     pub pixels: Vec<Staged>,
-    /// For decoding, one item after the other.
+    /// Memory for decoding, one item after the other.
     pub work: Staged,
 }
 
@@ -54,15 +53,15 @@ impl DecodeBudget {
         let busy = |_| MediaError::StagingBusy { asked, used: staging.used(), total: staging.limit() };
         let _next = timeout_at(deadline, self.next.lock()).await.map_err(busy)?;
         loop {
-            // In one piece: a part that is taken and goes back would wake this very loop.
+            // In one piece: a part that is reserved and freed again would wake this loop.
             match staging.reserve(asked) {
                 Ok(mut work) => {
                     let pixels = pixels.iter().map(|bytes| work.split(*bytes)).collect();
                     return Ok(DecodeMemory { pixels, work });
                 }
                 Err(MediaError::StagingBusy { .. }) if Instant::now() < deadline => {
-                    // Late or told, the next look decides. Room that came back since the last one has left a word
-                    // behind.
+                    // The next attempt decides, after a timeout as after a notice. Memory freed since the last attempt has left a
+                    // notification.
                     let _ = timeout_at(deadline, self.freed.notified()).await;
                 }
                 Err(error) => return Err(error),
@@ -79,7 +78,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts how often it is woken: each time it would look again.
+    /// Counts how often the waiting request is woken: each time it would try again.
     #[derive(Default)]
     struct Woken(AtomicUsize);
 
@@ -99,7 +98,7 @@ mod tests {
         let waker = Waker::from(Arc::clone(&woken));
         let mut context = Context::from_waker(&waker);
         let looks = || woken.0.load(Ordering::Acquire);
-        // 50 are free: room for the work and for one of the images.
+        // 50 bytes are free: enough for the work and one of the images.
         let mut waiting = pin!(budget.take(35, &[15, 25], Duration::from_secs(60)));
         let began = Instant::now();
         assert!(waiting.as_mut().poll(&mut context).is_pending());

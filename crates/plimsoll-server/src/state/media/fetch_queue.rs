@@ -1,5 +1,5 @@
-//! Limits on concurrent fetches, in total and for each host name. Waiting fetches start in order of arrival. So a slow
-//! host delays only the requests for its own files.
+//! Limits on concurrent fetches, in total and for each host name. Waiting fetches start in order of arrival. A slow host thus delays only
+//! the requests for its own files.
 //!
 //! This is no defence against a client with many host names. Such a client can take all turns for as long as a fetch
 //! may last. Other clients are then told to try again later.
@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// Files that are fetched at once.
+/// The most files that are fetched at once.
 pub(crate) const FETCHES: usize = 16;
 
-/// Of these, files of one host.
+/// The most files that are fetched at once from one host.
 pub(crate) const FETCHES_OF_A_HOST: usize = 4;
 
 /// The fetches that run and the fetches that wait.
@@ -31,18 +31,18 @@ struct Inner {
 struct State {
     /// A hash of the host name for each running fetch, at most [`FETCHES`]. Hosts with equal hashes share one limit.
     held: Vec<u64>,
-    /// In the order in which they came: no more than there are requests.
+    /// In order of arrival: no more than there are requests.
     line: VecDeque<InLine>,
 }
 
 /// A waiting fetch.
 struct InLine {
     host: u64,
-    /// Closed once the fetch has stopped waiting.
+    /// Closed when the fetch has stopped waiting.
     given: oneshot::Sender<FetchPermit>,
 }
 
-/// One turn; over when it is dropped.
+/// The permit for one fetch, given back on drop.
 pub(crate) struct FetchPermit {
     fetch_queue: Arc<Inner>,
     host: u64,
@@ -87,14 +87,14 @@ impl FetchQueue {
             let (given, turn) = oneshot::channel();
             fetch_queue.state().line.push_back(InLine { host, given });
             fetch_queue.give();
-            // An error does not happen: the line drops no sender while its fetch waits.
+            // An error cannot occur: the queue drops no sender while its fetch waits.
             if let Ok(turn) = turn.await {
                 return turn;
             }
         }
     }
 
-    /// Turns that are taken, and fetches that wait for one.
+    /// Returns the number of permits taken, and of fetches that wait for one.
     pub fn counts(&self) -> (usize, usize) {
         let state = self.0.state();
         (state.held.len(), state.line.iter().filter(|waiting| !waiting.given.is_closed()).count())
@@ -155,7 +155,7 @@ mod tests {
         for i in 0..FETCHES {
             held.push(fetch_queue.take(&format!("host-{}.example", i % 4)).await);
         }
-        // In line: of a host that has its share, then two others.
+        // In the queue: a fetch from a host at its limit, then two from other hosts.
         let blocked = fetch_queue.take("host-0.example");
         let early = fetch_queue.take("early.example");
         let gone = fetch_queue.take("gone.example");

@@ -1,4 +1,4 @@
-//! What all requests with media share: limits, the queues for fetching and decoding, the memory of decoders.
+//! State shared by all requests with media: limits, the queues for fetching and decoding, the memory of decoders.
 
 pub(crate) mod config;
 pub(crate) mod decode_memory;

@@ -1,4 +1,4 @@
-//! What all requests with media share: the fetcher, the queues for fetching and decoding, and the counters.
+//! State shared by all requests with media: the fetcher, the queues for fetching and decoding, and the counters.
 
 use std::sync::Arc;
 
@@ -12,33 +12,33 @@ use super::decode_memory::DecodeBudget;
 use super::fetch_queue::FetchQueue;
 use crate::http::error::ServeError;
 
-/// What all requests with media share.
+/// State shared by all requests with media.
 pub(crate) struct MediaPipeline {
     /// None with `--media-fetch off`.
     pub(crate) fetcher: Option<Arc<Fetcher>>,
     pub fetch_queue: FetchQueue,
     pub(crate) decoders: Arc<Semaphore>,
-    /// For audio clips.
+    /// Permits for decoding audio clips.
     pub(crate) listeners: Arc<Semaphore>,
     /// None where the model takes no media.
     pub(crate) decode_budget: Option<DecodeBudget>,
     pub counts: Counts,
 }
 
-/// What has happened to media since start.
+/// Counters of media since start.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Counts {
     /// Items that went to the engine.
     pub prepared: Counter,
     /// Files that were fetched.
     pub fetched: Counter,
-    /// Bytes of them.
+    /// Bytes of the fetched files.
     pub fetched_bytes: Counter,
     /// Files that ffmpeg has read before they were measured.
     pub ffmpeg_runs: Counter,
-    /// Windows of audio clips that are taken window by window.
+    /// Windows of audio clips that are transcribed window by window.
     pub windows: Counter,
-    /// Items that were refused for what they are.
+    /// Items that were refused because of their content or size.
     pub refused: Counter,
 }
 

@@ -18,7 +18,7 @@ const EVENT_FIXED_BYTES: u64 = 128;
 /// Bytes of events that are read at once.
 const READ_BYTES_MAX: usize = 16 << 10;
 
-/// The part of the store that one log may take.
+/// Divisor of the store's limit: one log may take half of the store.
 const PART_MAX: u64 = 2;
 
 /// The logs, by the ids of their responses.
@@ -28,12 +28,12 @@ pub(super) type Logs = HashMap<String, Log>;
 pub(super) struct Log {
     key: Option<usize>,
     events: Vec<Bytes>,
-    /// What it holds of the store's bytes.
+    /// Bytes of the store that the log holds.
     bytes: u64,
     ended_at: Option<Instant>,
-    /// It did not fit, and is empty.
+    /// Whether the events did not fit; the log is then empty.
     lost: bool,
-    /// The number of events, and whether there will be more.
+    /// The number of events, counting the end of the log as one.
     grown: watch::Sender<u64>,
 }
 
@@ -42,13 +42,13 @@ pub(super) struct Log {
 pub(crate) struct LogRead {
     /// Whole events.
     pub bytes: Bytes,
-    /// The number of the event after them.
+    /// The number of the event after these.
     pub next: u64,
-    /// No event will follow those.
+    /// Whether no event will follow these.
     pub ended: bool,
-    /// The events are gone.
+    /// Whether the events were dropped.
     pub lost: bool,
-    /// Changes when more has come.
+    /// Changes when an event is added or the log ends.
     pub grown: watch::Receiver<u64>,
 }
 
@@ -87,7 +87,7 @@ impl ResponseStore {
         state.logs_lost += u64::from(!fits);
     }
 
-    /// No event follows.
+    /// Ends the log of a response: no event follows.
     pub fn log_ends(&self, id: &str) {
         let mut state = self.state();
         if let Some(log) = state.logs.get_mut(id) {
@@ -128,7 +128,7 @@ impl State {
         self.used -= back;
     }
 
-    /// Drops the log that ended first. False: none has ended.
+    /// Drops the log that ended first. Returns false if none has ended.
     pub(super) fn drop_ended_log(&mut self) -> bool {
         let ended = self.logs.iter().filter_map(|(id, log)| Some((log.ended_at?, id.clone())));
         let Some((_, id)) = ended.min() else { return false };
@@ -136,8 +136,8 @@ impl State {
         true
     }
 
-    /// Makes room for more responses and bytes: removes logs that were kept long enough, then responses, then logs of responses that
-    /// have ended. False if there is none.
+    /// Makes room for more responses and bytes: removes logs that were kept long enough, then responses, then logs of ended responses.
+    /// Returns false if the room cannot be made.
     pub(super) fn make_room(&mut self, bytes: u64, responses: usize, limit: u64) -> bool {
         self.expire(Instant::now());
         while self.used + bytes > limit || self.entries.len() + responses > super::MAX_RESPONSES {
@@ -171,11 +171,11 @@ mod tests {
         let read = store.log_read("b", Some(1), 1).unwrap();
         assert_eq!((read.bytes.len(), read.next, read.ended, read.lost), (200, 3, false, false));
         let used = store.usage().bytes;
-        // A stored response goes where a log grows.
+        // A growing log evicts a stored response.
         store.log_add("b", &events(9, 300));
         assert!(store.get("a", None).is_none() && store.usage().evicted == 1);
         assert_eq!(store.usage().bytes, used - (2 + 5000 + ENTRY_BYTES) + 9 * (300 + EVENT_FIXED_BYTES));
-        // A log that is too long is lost, and a response that needs its bytes drops one that has ended.
+        // A log that is too long is lost. A response that needs its bytes drops an ended log.
         store.log_add("b", &events(9, 100));
         let read = store.log_read("b", Some(1), 3).unwrap();
         assert!(read.lost && read.bytes.is_empty() && !read.ended);

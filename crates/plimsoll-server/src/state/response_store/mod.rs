@@ -1,5 +1,5 @@
-//! Stored responses, for `GET` and `previous_response_id`, and the events of those in the background. They are in memory, bounded in bytes and count; the least
-//! recently used is dropped first.
+//! Stored responses, for `GET` and `previous_response_id`, and the events of streamed responses in the background. They are in memory,
+//! bounded in bytes and count; the least recently used response is dropped first.
 
 mod log;
 
@@ -15,7 +15,7 @@ use self::log::Logs;
 pub(crate) use self::log::{LOG_KEPT, LogRead};
 use crate::http::error::{ApiError, ApiResult};
 
-/// Most responses that are kept.
+/// The most responses that are kept.
 const MAX_RESPONSES: usize = 4096;
 
 /// Heap bytes of an entry besides its texts: two keys, its places in two maps that may have grown to twice their need.
@@ -24,17 +24,16 @@ const ENTRY_BYTES: u64 = 512;
 /// One kept response.
 #[derive(Clone, Debug)]
 pub(crate) struct Kept {
-    /// All items before the output, as the text between a list's brackets: what was said earlier, then this request's
-    /// input.
+    /// All items before the output, as the text between a list's brackets: the earlier conversation, then this request's input.
     pub items: Arc<str>,
     /// The response as it was sent.
     pub response: Bytes,
-    /// The API key it was made with; no other finds it.
+    /// The API key it was made with; requests with another key do not find it.
     pub key: Option<usize>,
 }
 
 impl Kept {
-    /// All items of the output as they were sent, in the form of those before it.
+    /// Returns all items of the output as they were sent, in the form of `items`.
     pub fn output(&self) -> ApiResult<&str> {
         #[derive(Deserialize)]
         struct Ended<'a> {
@@ -57,10 +56,10 @@ struct Entry {
 #[derive(Debug, Default)]
 struct State {
     entries: HashMap<String, Entry>,
-    /// Ids by when they were used last.
+    /// Response ids by the time of their last use.
     order: BTreeMap<u64, String>,
-    /// Responses that are being made and will be kept, as they began; no more than connections and responses in the
-    /// background, and held by their requests.
+    /// Responses that are being made and will be kept, in their first state. There are no more than connections and responses in the
+    /// background. Their requests hold the memory.
     begun: Vec<(String, Option<usize>, Bytes)>,
     /// Requests that have cancelled a response and wait for its end; no more than connections.
     waiting: Vec<(String, Sender<Bytes>)>,
@@ -73,7 +72,7 @@ struct State {
     logs_lost: u64,
 }
 
-/// What the store holds.
+/// Usage of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StoreUsage {
     pub responses: u64,
@@ -85,7 +84,7 @@ pub(crate) struct StoreUsage {
     pub logs_lost: u64,
 }
 
-/// The store.
+/// The store of responses.
 #[derive(Debug)]
 pub(crate) struct ResponseStore {
     limit: u64,
@@ -97,7 +96,7 @@ impl ResponseStore {
         Arc::new(Self { limit, state: Mutex::default() })
     }
 
-    /// Whether anything can be kept.
+    /// Whether responses can be kept.
     pub fn is_on(&self) -> bool {
         self.limit > 0
     }
@@ -107,15 +106,15 @@ impl ResponseStore {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets a response that is to be kept be asked for while it is made.
+    /// Makes a response that will be kept visible to [`Self::look`] while it is being made.
     pub fn begins(self: &Arc<Self>, id: &str, key: Option<usize>, response: Bytes) -> Begun {
         self.state().begun.push((id.to_owned(), key, response));
         Begun { store: Arc::clone(self), id: id.to_owned() }
     }
 
-    /// A response of this key as it is now: whole, or as it began.
+    /// Returns a response of this key in its present state: whole, or its first state.
     pub fn look(&self, id: &str, key: Option<usize>) -> Option<Bytes> {
-        // In one go: a response that ends meanwhile goes from among those that have begun to those that are kept.
+        // Under one lock: a response that ends meanwhile moves from the begun responses to the kept ones.
         let mut state = self.state();
         if let Some(kept) = state.used(id, key) {
             return Some(kept.response.clone());
@@ -139,12 +138,13 @@ impl ResponseStore {
         state.entries.insert(id.to_owned(), Entry { kept, bytes, used_at });
     }
 
-    /// A kept response of this key, which is then the one used last.
+    /// Returns a kept response of this key, and marks it as the last used one.
     pub fn get(&self, id: &str, key: Option<usize>) -> Option<Kept> {
         self.state().used(id, key).cloned()
     }
 
-    /// The kept response of this key that was used last before `at`, or last of all: when that was, and its id.
+    /// Returns the kept response of this key with the last use before `at`, or the last use of all: the time of that use, the id and the
+    /// response.
     pub fn before(&self, at: Option<u64>, key: Option<usize>) -> Option<(u64, String, Kept)> {
         let state = self.state();
         state.order.range(..at.unwrap_or(u64::MAX)).rev().find_map(|(used_at, id)| {
@@ -153,7 +153,7 @@ impl ResponseStore {
         })
     }
 
-    /// A response failed without an object: requests that wait for it stop waiting.
+    /// Reports that a response failed without an object: requests that wait for it stop waiting.
     pub fn gone(&self, id: &str) {
         self.state().waiting.retain(|(known, _)| known != id);
     }
@@ -167,7 +167,7 @@ impl ResponseStore {
         receiver
     }
 
-    /// Hands the response that has ended to the requests that wait for it.
+    /// Sends the response that has ended to the requests that wait for it.
     pub fn ended(&self, id: &str, response: &Bytes) {
         let mut state = self.state();
         let waiting = std::mem::take(&mut state.waiting);
@@ -179,7 +179,7 @@ impl ResponseStore {
         }
     }
 
-    /// Forgets a response of this key. False when there is none.
+    /// Removes a response of this key. Returns false if there is none.
     pub fn remove(&self, id: &str, key: Option<usize>) -> bool {
         let mut state = self.state();
         state.entries.get(id).is_some_and(|entry| entry.kept.key == key) && state.remove(id)
@@ -193,7 +193,7 @@ impl ResponseStore {
     }
 }
 
-/// A response that is being made; dropped, it is not any more.
+/// A response that is being made, until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Begun {
     store: Arc<ResponseStore>,
@@ -212,7 +212,7 @@ impl State {
         self.clock
     }
 
-    /// A kept response of this key, which is then the one used last.
+    /// Returns a kept response of this key, and marks it as the last used one.
     fn used(&mut self, id: &str, key: Option<usize>) -> Option<&Kept> {
         let now = self.tick();
         let entry = self.entries.get_mut(id).filter(|entry| entry.kept.key == key)?;
@@ -250,7 +250,7 @@ mod tests {
         store.insert("d", kept(700));
         assert!(store.get("b", None).is_none() && store.get("a", None).is_some() && store.get("c", None).is_some());
         assert_eq!(store.usage().evicted, 1);
-        // The same id again replaces what was there.
+        // A second response with the same id replaces the first.
         store.insert("d", kept(100));
         assert_eq!(store.usage().bytes, 2 * 1216 + 616);
         // A response that is too large for the whole store evicts nothing.
