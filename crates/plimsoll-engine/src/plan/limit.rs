@@ -13,7 +13,7 @@ pub struct MemoryLimit {
     pub source: String,
     /// Whether the operator set it: if so, the pool fills the room.
     pub chosen: bool,
-    /// Bytes that other processes use of the limit behind this one.
+    /// Bytes of the underlying limit that are used outside the plan, mostly by other processes.
     pub peers: u64,
     /// How that limit is raised.
     pub remedy: Remedy,
