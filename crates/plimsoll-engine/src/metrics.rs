@@ -188,7 +188,7 @@ impl Default for Metrics {
     }
 }
 
-/// The help of a metric under the name that it had before: it goes with the next release.
+/// The help text of a metric under its old name, which the next release removes.
 const OLD_NAME: &str = "Old name, removed in 0.2: plimsoll_degradation_LEVEL, plimsoll_reserve_blocks_released";
 
 impl Metrics {

@@ -1,13 +1,13 @@
-//! Bytes for people: one way to print a size, and one way to read it.
+//! Sizes in bytes: one way to print them, and one way to read them.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// A number of bytes that prints as B, KiB, MiB or GiB with one decimal, and is read with a unit or without.
+/// A number of bytes. It prints in B, KiB, MiB, GiB or TiB with one decimal, and is read with a unit or without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
 
-/// Why a number of bytes could not be read.
+/// The reason why a number of bytes could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BytesError {
     /// The text is not a number followed by a known unit.
@@ -24,7 +24,7 @@ pub enum BytesError {
 const UNITS: [(&str, u64); 4] = [("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
 
 impl Bytes {
-    /// The same number as the value of a flag: whole units of which it is a multiple, such as `32MiB`, otherwise bytes.
+    /// Returns the number as the value of a flag: in the largest unit of which it is a multiple, such as `32MiB`, otherwise in bytes.
     pub fn flag(self) -> String {
         let unit = UNITS.into_iter().find(|(_, size)| self.0 > 0 && self.0.is_multiple_of(*size));
         unit.map_or_else(|| self.0.to_string(), |(unit, size)| format!("{}{unit}", self.0 / size))

@@ -1,4 +1,4 @@
-//! Child processes that work on a client's bytes: their start, their first steps, their end.
+//! Child processes that work on a client's bytes: start, set-up and end.
 
 use std::ops::{Deref, DerefMut};
 use std::process::{Child, Command};
@@ -29,7 +29,7 @@ impl DerefMut for OwnedChild {
 
 impl Drop for OwnedChild {
     fn drop(&mut self) {
-        // Both fail only for a process that has ended and been waited for.
+        // Both calls fail only for a process that has ended and been waited for.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -43,8 +43,8 @@ pub fn isolate(command: &mut Command) -> &mut Command {
     command.env_clear().current_dir("/")
 }
 
-/// The first step of a child of this program. From now on a panic prints no message, SIGTERM, SIGINT and SIGHUP are ignored, and on Linux the
-/// child is killed when its server ends. `ps` shows `name`.
+/// Sets up a child of this program as its first step. From now on a panic prints no message, and SIGTERM, SIGINT and SIGHUP are ignored. On
+/// Linux the child is killed when its server ends, and `ps` shows `name`.
 pub fn begin(name: &std::ffi::CStr) {
     std::panic::set_hook(Box::new(|_| {}));
     crate::signals::ignore_termination();
@@ -72,7 +72,7 @@ mod tests {
             OwnedChild::from(isolate(command.args(["-c", "exec sleep 60"])).stdout(Stdio::piped()).spawn().unwrap());
         let mut pipe = child.stdout.take().unwrap();
         drop(child);
-        // Its end of the pipe is closed.
+        // The child's end of the pipe is closed.
         assert_eq!(std::io::Read::read(&mut pipe, &mut [0]).unwrap(), 0);
     }
 }

@@ -1,7 +1,7 @@
-//! What the system's allocator takes for a buffer.
+//! The bytes that the system's allocator takes for a buffer.
 
-/// What glibc's allocator takes for `bytes`: a header of one word, multiples of 16, never less than 32. Other allocators are
-/// within a few per cent of it for anything but the smallest sizes.
+/// Returns the bytes that glibc's allocator takes for a buffer of `bytes`: a header of one word, multiples of 16, never less than 32. Other
+/// allocators differ by a few per cent, except for the smallest sizes.
 pub const fn chunk_bytes(bytes: usize) -> usize {
     match bytes {
         0 => 0,

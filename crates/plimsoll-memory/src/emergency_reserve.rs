@@ -1,18 +1,18 @@
 //! The emergency reserve ([`EmergencyReserve`]): memory that is held only to be given back when the system refuses an allocation.
 //! The refusal can then be handled instead of ending the process.
 //!
-//! The reserve consists of blocks, each a mapping of its own. A refused allocation costs one block. The process
-//! therefore survives one refusal for each block in a row before any is restored. What must not be in here: when the
-//! reserve is given up (`heap`), and when it is restored (the engine's watching thread).
+//! The reserve consists of blocks, each a mapping of its own. A refused allocation costs one block. The process therefore survives one
+//! refusal for each block in a row before any is restored. Not in here: `heap` decides when the reserve is given up, and the engine's
+//! watching thread decides when it is restored.
 
 use std::sync::Arc;
 
 use crate::{Component, Ledger, OutOfMemory, Region};
 
-/// Refusals in a row that a emergency reserve pays for.
+/// The number of refusals in a row that an emergency reserve pays for.
 pub const BLOCKS: usize = 8;
 
-/// The slices, and the places of those that were given up.
+/// The blocks, with `None` for each block that was given up.
 #[derive(Debug)]
 pub struct EmergencyReserve {
     ledger: Arc<Ledger>,
@@ -21,10 +21,10 @@ pub struct EmergencyReserve {
 }
 
 impl EmergencyReserve {
-    /// Maps and touches all slices, `bytes` together, and enters them in the ledger.
+    /// Maps and touches all blocks, `bytes` together, and enters them in the ledger.
     ///
     /// # Errors
-    /// When the system refuses one of them; those before it are given back.
+    /// When the system refuses a block; the blocks before it are given back.
     pub fn map(ledger: &Arc<Ledger>, bytes: u64) -> Result<Self, OutOfMemory> {
         if !ledger.count_allocation() {
             return Err(OutOfMemory::Sealed { component: Component::EmergencyReserve.name(), bytes });
@@ -36,36 +36,36 @@ impl EmergencyReserve {
         Ok(emergency_reserve)
     }
 
-    /// Bytes of the `block`-th slice: the division's rest is the last one's.
+    /// Bytes of the `block`-th block: the last one includes the remainder of the division.
     fn block_bytes(&self, block: usize) -> u64 {
         let each = self.bytes / BLOCKS as u64;
         if block + 1 == BLOCKS { self.bytes - each * (BLOCKS as u64 - 1) } else { each }
     }
 
-    /// Slices that are there.
+    /// Number of blocks that are left.
     pub fn left(&self) -> usize {
         self.blocks.iter().flatten().count()
     }
 
-    /// Bytes that are there.
+    /// Bytes of the blocks that are left.
     pub(crate) fn left_bytes(&self) -> u64 {
         self.blocks.iter().flatten().map(|region| region.len() as u64).sum()
     }
 
-    /// Gives one slice back to the system; its bytes, none when none was left.
+    /// Gives one block back to the system and returns its bytes; `None` when no block was left.
     pub fn give(&mut self) -> Option<u64> {
         let region = self.blocks.iter_mut().find_map(Option::take)?;
         Some(region.len() as u64)
     }
 
-    /// Bytes of the largest slice that is missing, and the ledger it is entered in; none when all are there.
+    /// Returns the bytes of the largest missing block, and the ledger that it is entered in; `None` when no block is missing.
     pub(crate) fn missing(&self) -> Option<(Arc<Ledger>, u64)> {
         let missing = (0..BLOCKS).filter(|block| self.blocks[*block].is_none());
         missing.map(|block| self.block_bytes(block)).max().map(|bytes| (Arc::clone(&self.ledger), bytes))
     }
 
-    /// Maps a slice of `bytes` again, its pages touched: the one allocation that is allowed after ready, since the plan still holds
-    /// its place.
+    /// Maps a block of `bytes` again and touches its pages. It is the one allocation that is allowed after ready, since the plan still
+    /// counts the block.
     ///
     /// # Errors
     /// When the system refuses.
@@ -73,7 +73,7 @@ impl EmergencyReserve {
         Region::map_planned(ledger, Component::EmergencyReserve, bytes)
     }
 
-    /// Puts a slice where one of its size is missing, if it was mapped for this emergency reserve.
+    /// Puts a block in the place of a missing one of the same size, if it was mapped for the same ledger. Otherwise returns it.
     pub(crate) fn put(&mut self, ledger: &Arc<Ledger>, region: Region) -> Option<Region> {
         let fits = |block: &usize| self.blocks[*block].is_none() && self.block_bytes(*block) == region.len() as u64;
         match (0..BLOCKS).find(fits) {

@@ -1,9 +1,9 @@
-//! Faults on purpose: allocations that are refused and places that panic, for tests.
+//! Injected faults for tests: allocations that are refused, and places that panic.
 //!
-//! Without the feature `fault-injection`, which only tests switch on, every question in here is answered "no" at compile time:
-//! a release cannot be told to fail. Nothing reads an environment variable. What is counted: heap calls through
-//! [`CountingHeap`](crate::heap::CountingHeap), on one thread or in the whole process; mappings of regions, of one
-//! component or of all; passages of a [`Site`].
+//! Without the feature `fault-injection`, which only tests switch on, every query in here returns "no" at compile time. A release cannot be
+//! made to fail. No environment variable is read. Three kinds of calls are counted: heap calls through
+//! [`CountingHeap`](crate::heap::CountingHeap), on one thread or in the whole process; mappings of regions, of one component or of all;
+//! passages of a [`Site`].
 
 use crate::Component;
 
@@ -15,23 +15,23 @@ pub enum Site {
     Tokenizer = 1,
     /// Messages to prompt.
     Template,
-    /// A request's way into the engine.
+    /// Accepting a request in the engine.
     Accept,
     /// Filling a step.
     Scheduler,
-    /// A step that is not taken, so that the engine goes round without getting anywhere.
+    /// Skipping a step, so that the engine loop makes no progress.
     NoStep,
     /// Choosing a token.
     Sampler,
     /// Ids to text.
     Detokenizer,
-    /// Shaping an answer.
+    /// Building a response.
     Shape,
-    /// A page that is not given back.
+    /// Keeping a page that should be given back.
     LosePage,
-    /// A state slot that is not given back.
+    /// Keeping a state slot that should be given back.
     LoseSlot,
-    /// Images on their way through the encoder.
+    /// Encoding images or other media.
     Encoder,
     /// The loss of a GPU at the next step.
     LoseDevice,
@@ -41,11 +41,11 @@ pub enum Site {
 mod never {
     use super::{Component, Site};
 
-    /// Panics where a test has asked for it; here: never.
+    /// Panics where a test has asked for it; without the feature, never.
     #[inline(always)]
     pub fn site(_: Site) {}
 
-    /// Whether a test has asked for something here; no.
+    /// Whether a test has armed this site; without the feature, no.
     #[inline(always)]
     pub fn asked(_: Site) -> bool {
         false
@@ -59,7 +59,7 @@ mod never {
         false
     }
 
-    /// Whether a test has asked for the refusal of this component's next mapping, or buffer on a GPU; no.
+    /// Whether a test has asked to refuse this component's next mapping, or buffer on a GPU; without the feature, no.
     #[inline(always)]
     pub fn refuses_region(_: Component) -> bool {
         false
@@ -78,22 +78,22 @@ mod armed {
 
     use super::{Component, Site};
 
-    /// What an armed counter has met.
+    /// The counts of an armed counter.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub struct Tally {
-        /// Calls that counted.
+        /// Calls that matched the filter.
         pub seen: u64,
-        /// Calls that were made to fail: one, or none if it never came to the one that was meant.
+        /// Calls that were made to fail; 0 if the counter never reached the call to fail.
         pub hit: u64,
     }
 
-    /// Counts calls and fails one of them. Atomics only: the allocator asks it.
+    /// Counts calls and fails some of them. It uses atomics only, because the allocator calls it.
     struct Counter {
-        /// Which call fails; 0 for none.
+        /// Number of the first call that fails; 0 for none.
         nth: AtomicU64,
-        /// How many calls fail from there on.
+        /// Number of calls in a row that fail.
         run: AtomicU64,
-        /// Which calls count; 0 while disarmed, otherwise up to the owner.
+        /// The calls that count; 0 while disarmed, otherwise a value that the counter's user defines.
         filter: AtomicU64,
         seen: AtomicU64,
         hit: AtomicU64,
@@ -137,14 +137,14 @@ mod armed {
         }
     }
 
-    /// As the number of a call: every one.
+    /// As the number of a call: every call fails.
     pub const EVERY: u64 = u64::MAX;
 
     static PROCESS: Counter = Counter::new();
     static REGIONS: Counter = Counter::new();
     static SITES: Counter = Counter::new();
 
-    /// In [`REGIONS`]' filter: every component counts.
+    /// In the filter of [`REGIONS`]: every component counts.
     const ALL: u64 = u64::MAX;
 
     #[derive(Clone, Copy)]
@@ -159,12 +159,12 @@ mod armed {
             const { Cell::new(Thread { under: false, nth: 0, tally: Tally { seen: 0, hit: 0 } }) };
     }
 
-    /// The `nth` heap call that this thread makes inside [`under`] is refused (0: none is, they are counted).
+    /// Refuses the `nth` heap call that this thread makes inside [`under`]. With 0 no call is refused, and all are counted.
     pub fn arm_thread(nth: u64) {
         THREAD.set(Thread { under: false, nth, tally: Tally::default() });
     }
 
-    /// Runs a part of the product: its heap calls count. The test's own calls, outside, do not.
+    /// Runs a part of the program under test: its heap calls count. The test's own calls, outside, do not.
     pub fn under<T>(work: impl FnOnce() -> T) -> T {
         struct Leave(bool);
         impl Drop for Leave {
@@ -184,13 +184,13 @@ mod armed {
         tally
     }
 
-    /// The `nth` heap call of the whole process is refused (0: none is), of those made while a emergency reserve is armed: threads of the test
-    /// harness make calls too, and one of an engine that has ended may, and cannot live with a refusal that nothing pays for.
+    /// Refuses the `nth` heap call of the whole process (0: none) while an emergency reserve is armed. Other calls do not count: the test
+    /// harness's threads make some, and so can threads of an engine that has ended. They cannot handle a refusal that no reserve pays for.
     pub fn arm_process(nth: u64) {
         PROCESS.arm(1, nth);
     }
 
-    /// The same for `run` calls in a row, from the `nth` on.
+    /// The same for `run` calls in a row, the `nth` being the first.
     pub fn arm_process_run(nth: u64, run: u64) {
         PROCESS.arm_run(1, nth, run);
     }
@@ -200,7 +200,7 @@ mod armed {
         PROCESS.disarm()
     }
 
-    /// The `nth` mapping of a region of `component`, or of any, is refused (0: none is).
+    /// Refuses the `nth` mapping of a region of `component`, or of any component (0: none).
     pub fn arm_regions(component: Option<Component>, nth: u64) {
         REGIONS.arm(component.map_or(ALL, |component| 1 + component as u64), nth);
     }
@@ -210,7 +210,7 @@ mod armed {
         REGIONS.disarm()
     }
 
-    /// The `nth` passage of `site` panics (0: none does).
+    /// Makes the `nth` passage of `site` panic (0: none).
     pub fn arm_site(site: Site, nth: u64) {
         SITES.arm(site as u64, nth);
     }
@@ -227,14 +227,14 @@ mod armed {
         }
     }
 
-    /// Whether a test has asked for something here.
+    /// Whether a test has armed this site.
     pub fn asked(site: Site) -> bool {
         SITES.filter.load(Relaxed) == site as u64 && SITES.fails()
     }
 
     static REGION_BYTES: AtomicU64 = AtomicU64::new(0);
 
-    /// Bytes of all regions that are mapped now, whatever ledger they are in.
+    /// Bytes of all regions that are mapped now, in any ledger.
     pub fn region_bytes() -> u64 {
         REGION_BYTES.load(Relaxed)
     }
@@ -243,7 +243,7 @@ mod armed {
         REGION_BYTES.fetch_add(mapped.wrapping_sub(unmapped), Relaxed);
     }
 
-    /// `armed`: whether an emergency reserve is in the heap's keeping.
+    /// Whether a heap call is refused. `armed` returns whether the heap has an emergency reserve.
     pub(crate) fn refuses_heap(armed: fn() -> bool) -> bool {
         let Thread { under, nth, tally } = THREAD.get();
         if under {
@@ -257,7 +257,7 @@ mod armed {
         PROCESS.filter.load(Relaxed) != 0 && armed() && PROCESS.fails()
     }
 
-    /// Whether a test has asked for the refusal of this component's next mapping, or buffer on a GPU.
+    /// Whether a test has asked to refuse this component's next mapping, or buffer on a GPU.
     pub fn refuses_region(component: Component) -> bool {
         let filter = REGIONS.filter.load(Relaxed);
         (filter == ALL || filter == 1 + component as u64) && REGIONS.fails()

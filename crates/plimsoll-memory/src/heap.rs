@@ -1,11 +1,10 @@
-//! The host heap, counted: a global allocator that wraps the system's and keeps two numbers.
+//! The counted host heap: a global allocator that wraps the system's and counts bytes in use, their peak, and calls.
 //!
-//! The binary installs it. It costs two relaxed atomic additions per call and lets the ledger say what the
-//! heap holds, and a test say that serving does not make it grow. When the system refuses a call, the heap gives a
-//! block of its emergency reserve back and tries again. The failure can then be handled instead of ending the process.
+//! The binary installs it. It costs a few relaxed atomic additions a call. With it the ledger can state the heap's bytes, and tests can
+//! check that serving does not make the heap grow. When the system refuses a call, the heap gives a block of its emergency reserve back and
+//! tries again. The failure can then be handled instead of ending the process.
 //!
-//! Bytes are counted as the system's allocator lays them out ([`chunk_bytes`]), not as they were asked for: a token's report of
-//! eight bytes takes thirty-two, and a plan that says eight is not true.
+//! Bytes are counted as the system's allocator lays them out ([`chunk_bytes`]), not as requested: a buffer of eight bytes takes thirty-two.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;
@@ -22,7 +21,7 @@ pub use crate::chunk::chunk_bytes;
 static IN_USE: AtomicU64 = AtomicU64::new(0);
 static PEAK: AtomicU64 = AtomicU64::new(0);
 static CALLS: AtomicU64 = AtomicU64::new(0);
-/// Bytes in use beyond which the process ends. A process that only computes on foreign input sets it; a server never does.
+/// Bytes in use beyond which the process ends. A process that only computes on untrusted input sets it; a server never does.
 static END_BEYOND: AtomicU64 = AtomicU64::new(u64::MAX);
 /// The heap's emergency reserve. Code that holds this lock must not allocate: a refused allocation takes it.
 static RESERVE: Mutex<Option<EmergencyReserve>> = Mutex::new(None);
@@ -50,7 +49,7 @@ pub fn peak() -> u64 {
     PEAK.load(Relaxed)
 }
 
-/// Forgets the peak: from here on it is counted anew, from what is in use now.
+/// Forgets the peak: it is counted again from the bytes in use now.
 pub fn restart_peak() {
     PEAK.store(in_use(), Relaxed);
 }
@@ -66,7 +65,7 @@ pub fn end_process_beyond(bytes: u64) {
     END_BEYOND.store(bytes, Relaxed);
 }
 
-/// How often the heap was asked for memory.
+/// Number of calls that asked the heap for memory.
 pub fn calls() -> u64 {
     CALLS.load(Relaxed)
 }
@@ -237,8 +236,8 @@ fn end_process() -> ! {
     std::process::abort()
 }
 
-/// Asks the system, and again after each block of the emergency reserve that is given up for this call.
-/// `refused`: a test makes the first call fail.
+/// Calls `ask`, and again after each block of the emergency reserve that is given up for this call. With `refused`, a test makes the first
+/// call fail.
 fn insist(bytes: usize, refused: bool, mut ask: impl FnMut() -> *mut u8) -> *mut u8 {
     let mut pointer = if refused { null_mut() } else { ask() };
     let mut again = false;
@@ -249,7 +248,7 @@ fn insist(bytes: usize, refused: bool, mut ask: impl FnMut() -> *mut u8) -> *mut
     pointer
 }
 
-/// Hands memory that was freed but is still kept by the system's allocator back to the system. Costs milliseconds.
+/// Gives freed memory that the system's allocator keeps back to the system. Takes milliseconds.
 pub fn trim() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
@@ -258,26 +257,27 @@ pub fn trim() {
     }
 }
 
-/// What the heap has of the process's memory: what is in use, but for what was reserved and never touched, what was freed and not
-/// given back, and the rests of pages. What is in use where the system does not tell; 0 where [`CountingHeap`] is not installed.
+/// Bytes of the process's memory that belong to the heap: bytes in use, freed bytes that were not given back, and the unused ends of pages.
+/// Reserved bytes that were never touched do not count. Returns [`in_use`] where the system does not tell; 0 where [`CountingHeap`] is not
+/// installed.
 pub fn resident(touched: &Touched) -> u64 {
     whole(touched).map_or_else(in_use, |whole| whole.saturating_sub(touched.reserved))
 }
 
-/// Bytes that the heap holds but that are not in use: freed memory that the allocator keeps, and the rests of pages.
-/// 0 where the system does not tell.
+/// Bytes that the heap holds and that are not in use: freed memory that the allocator keeps, and the unused ends of pages. 0 where the
+/// system does not tell.
 pub fn kept(touched: &Touched) -> u64 {
     whole(touched).map_or(0, |whole| whole.saturating_sub(in_use()))
 }
 
-/// The allocator's heaps and the buffers it has mapped alone, touched or not.
+/// Bytes of the allocator's heaps, and of the buffers that it has mapped alone, touched or not.
 fn whole(touched: &Touched) -> Option<u64> {
-    // The allocator counts its mappings in 32 bits.
+    // The allocator counts the bytes of its mappings in 32 bits, so the count can have wrapped.
     let wrapped = in_use() > touched.heaps + u64::from(u32::MAX);
     touched.mapped.filter(|_| in_use() > 0 && touched.heaps > 0 && !wrapped).map(|mapped| touched.heaps + mapped)
 }
 
-/// Bytes of the buffers that are mappings of their own, in no heap.
+/// Bytes of the buffers that have a mapping of their own, outside every heap.
 pub(crate) fn mapped_alone() -> Option<u64> {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {

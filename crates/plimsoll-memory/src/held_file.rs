@@ -1,18 +1,18 @@
 //! Pages of a mapped file that count as memory of a component.
 //!
-//! The system counts such pages as available: it may drop them and read them again. A component that needs them in every step must
-//! not share them with other plans. So they are committed in the ledger, and [`OwnProcess`](crate::host::OwnProcess) counts them as
-//! memory of this process.
+//! The system counts such pages as available: it can drop them and read them again. A component that needs them in every step must not
+//! share them with other plans. The ledger therefore commits them, and [`OwnProcess`](crate::host::OwnProcess) counts them as memory of
+//! this process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::{Component, Ledger, OutOfMemory};
 
-/// Bytes of all such pages in this process.
+/// Bytes of all held pages in this process.
 static HELD: AtomicU64 = AtomicU64::new(0);
 
-/// Bytes of a mapped file, committed for a component as long as this lives.
+/// Bytes of a mapped file that are committed for a component as long as this value lives.
 #[derive(Debug)]
 pub struct HeldFile {
     component: Component,
@@ -24,7 +24,7 @@ impl HeldFile {
     /// Commits `bytes` for `component`.
     ///
     /// # Errors
-    /// [`OutOfMemory::Sealed`] after "ready".
+    /// [`OutOfMemory::Sealed`] after the ledger was sealed ("ready").
     pub fn commit(ledger: &Arc<Ledger>, component: Component, bytes: u64) -> Result<Self, OutOfMemory> {
         if !ledger.count_allocation() {
             return Err(OutOfMemory::Sealed { component: component.name(), bytes });
@@ -35,7 +35,7 @@ impl HeldFile {
         Ok(Self { component, ledger: Arc::clone(ledger), bytes })
     }
 
-    /// Bytes of all such pages in this process.
+    /// Bytes of all held pages in this process.
     pub(crate) fn in_process() -> u64 {
         HELD.load(Relaxed)
     }

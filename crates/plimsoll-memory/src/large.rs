@@ -1,8 +1,8 @@
-//! Where the heap's large buffers lie. The system's allocator maps each by itself, and of one that was reserved for more than was
-//! ever put into it (a vector that doubled) only what was touched is memory.
+//! The addresses of the heap's large buffers. The system's allocator maps each by itself. If more was reserved than was ever written (a
+//! vector that doubled), only the touched part is memory.
 //!
-//! A table of fixed size, without locks: the allocator cannot allocate for it. A buffer that finds no place in it
-//! counts as touched, all of it.
+//! The table has a fixed size and no locks, because the allocator cannot allocate for it. A buffer that finds no place in it counts as
+//! touched in full.
 
 use std::ops::Range;
 use std::sync::atomic::{
@@ -12,17 +12,17 @@ use std::sync::atomic::{
 
 use crate::chunk::chunk_bytes;
 
-/// From this size on glibc may map a buffer by itself.
+/// The least size at which glibc can map a buffer by itself.
 const LARGE_BYTES: usize = 128 << 10;
-/// Places in the table.
+/// Number of places in the table.
 const PLACES: usize = 512;
-/// What the allocator writes before such a buffer.
+/// Bytes that the allocator writes before such a buffer.
 const HEADER_BYTES: usize = 16;
 
-/// The address in a place that a thread is about to fill.
+/// The address value of a place that a thread is about to fill.
 const TAKEN: usize = 1;
 
-/// A buffer's address, 0 for none, and its size, which is there before the address.
+/// A buffer's address, 0 for none, and its size in bytes, which is stored before the address.
 struct Place {
     address: AtomicUsize,
     bytes: AtomicUsize,
@@ -30,7 +30,7 @@ struct Place {
 
 static TABLE: [Place; PLACES] = [const { Place { address: AtomicUsize::new(0), bytes: AtomicUsize::new(0) } }; PLACES];
 
-/// Notes a buffer that was just allocated.
+/// Enters a buffer that was just allocated.
 #[inline]
 pub(crate) fn came(pointer: *mut u8, bytes: usize) {
     if chunk_bytes(bytes) >= LARGE_BYTES {
@@ -46,11 +46,11 @@ pub(crate) fn goes(pointer: *mut u8, bytes: usize) {
     }
 }
 
-/// The buffers that are noted, with their headers. Some may come and go while one looks.
+/// Returns the entered buffers, with their headers. Others can be added or removed meanwhile.
 pub(crate) fn all() -> impl Iterator<Item = Range<u64>> {
     TABLE.iter().filter_map(|place| {
         let (address, bytes) = (place.address.load(Acquire), place.bytes.load(Acquire));
-        // Otherwise the size may be the next one's.
+        // Otherwise the size can belong to the next buffer.
         let there = address > TAKEN && place.address.load(Relaxed) == address;
         there.then(|| address.saturating_sub(HEADER_BYTES) as u64..address.saturating_add(bytes) as u64)
     })
@@ -78,7 +78,7 @@ fn strike(address: usize) {
 mod tests {
     use super::*;
 
-    /// As [`all`] lists it.
+    /// Returns the range of a buffer in [`all`].
     fn listed(address: usize) -> Option<Range<u64>> {
         all().find(|range| range.start as usize == address - HEADER_BYTES)
     }

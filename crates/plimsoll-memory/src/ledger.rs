@@ -10,14 +10,14 @@ use serde::Serialize;
 
 use crate::host::touched_in;
 
-/// What memory is planned for. One line of the plan, one row of the ledger.
+/// A use of memory: one line of the plan, one row of the ledger.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(usize)]
 pub enum Component {
     /// Packed model weights.
     Weights,
-    /// Rows of tables that stay in the model's files, those that were used last.
+    /// The most recently used rows of tables that stay in the model's files.
     TableCache,
     /// Pages of the key/value cache.
     KvPages,
@@ -29,7 +29,7 @@ pub enum Component {
     Transfers,
     /// A GPU's own memory for its driver and a margin.
     DeviceReserve,
-    /// Rows that a vision encoder has made, and the patches of a batch on their way to it.
+    /// Output rows of media encoders, and the patches of a batch before it is encoded.
     EncoderOutputs,
     /// Media while they are decoded, and their pixels.
     MediaStaging,
@@ -41,9 +41,9 @@ pub enum Component {
     DiskCache,
     /// Vocabulary, merges, chat template and sampler scratch.
     Tokenizer,
-    /// HTTP bodies, connections, parsing: everything else on the heap.
+    /// All other heap memory: HTTP bodies, connections, parsing.
     HostHeap,
-    /// The process before it holds anything of the above: code, stacks, runtime.
+    /// The process before it holds any other component: code, stacks, runtime.
     ProcessBaseline,
     /// The emergency reserve. A block is given back for each refused allocation.
     EmergencyReserve,
@@ -70,7 +70,7 @@ impl Component {
         Component::EmergencyReserve,
     ];
 
-    /// Whether it lies in the memory of a GPU that has its own.
+    /// Whether the component lies in the GPU's memory, for a GPU with memory of its own.
     pub fn on_device(self) -> bool {
         use Component::{DeviceReserve, KvPages, StateSlots, StepWorkspace, Weights};
         matches!(self, Weights | KvPages | StateSlots | StepWorkspace | DeviceReserve)
@@ -106,11 +106,11 @@ const COUNT: usize = Component::ALL.len();
 pub struct Row {
     /// The component.
     pub component: Component,
-    /// What the plan allows.
+    /// Bytes that the plan allows.
     pub planned: u64,
-    /// What is taken now.
+    /// Bytes that are taken now.
     pub committed: u64,
-    /// The most that was ever taken.
+    /// The most bytes that were ever taken.
     pub peak: u64,
 }
 
@@ -123,15 +123,15 @@ pub struct Ledger {
     committed: [AtomicU64; COUNT],
     peak: [AtomicU64; COUNT],
     sealed: AtomicBool,
-    /// Components on a device lie in the GPU's own memory.
+    /// Whether components on a device lie in the GPU's own memory.
     apart: AtomicBool,
     /// Bytes of `committed` that are pages of mapped files ([`crate::HeldFile`]).
     held_files: AtomicU64,
     allocations: AtomicU64,
     allocations_after_seal: AtomicU64,
-    /// Elastic mappings, each with its component: their pages appear on first use and may be given back. Locked when a
-    /// mapping comes or goes and when pages are counted. No step takes the lock. The emergency reserve does not either:
-    /// it may have to be given up at any moment.
+    /// Elastic mappings, each with its component: their pages appear on first use and may be given back. The lock is taken when a mapping
+    /// is added or removed and when pages are counted. No step takes it. The emergency reserve does not take it either, because it may have
+    /// to be given up at any moment.
     elastic: Mutex<Vec<(Component, Range<u64>)>>,
 }
 
@@ -141,8 +141,8 @@ impl Ledger {
         Self::default()
     }
 
-    /// Sets what the plan allows for `component`. Less than before is the plan of a smaller generation: what the larger one that was
-    /// torn down once held is no peak of it.
+    /// Sets the bytes that the plan allows for `component`. Fewer bytes than before are the plan of a smaller generation, so the peak
+    /// starts again from the committed bytes.
     pub fn plan(&self, component: Component, bytes: u64) {
         let i = component as usize;
         let before = self.planned[i].swap(bytes, Relaxed);
@@ -180,15 +180,14 @@ impl Ledger {
         debug_assert!(before >= bytes, "{} released {bytes} bytes of {before} committed", component.name());
     }
 
-    /// Sets what `component` holds now, for components that are measured rather than counted.
+    /// Sets the bytes that `component` holds now, for components that are measured rather than counted.
     pub fn observe(&self, component: Component, bytes: u64) {
         let i = component as usize;
         self.committed[i].store(bytes, Relaxed);
         self.peak[i].fetch_max(bytes, Relaxed);
     }
 
-    /// Adds an elastic mapping of `component`. Its pages appear on first use; [`Self::look`] asks the system which are
-    /// there.
+    /// Adds an elastic mapping of `component`. Its pages appear on first use; [`Self::look`] asks the system which of them exist.
     pub(crate) fn open(&self, component: Component, range: Range<u64>) {
         let bytes = range.end - range.start;
         let planned = self.planned[component as usize].load(Relaxed);
@@ -196,16 +195,15 @@ impl Ledger {
         self.elastic().push((component, range));
     }
 
-    /// It goes.
+    /// Removes an elastic mapping of `component`.
     pub(crate) fn close(&self, component: Component, range: &Range<u64>) {
         self.elastic().retain(|(_, open)| open != range);
-        // Nothing is left of it, and of others of this component what is there.
+        // Nothing is left of this mapping. `look` counts the other mappings of the component again.
         self.observe(component, 0);
         self.look();
     }
 
-    /// Commits the pages of elastic mappings that are there now; where the system does not tell, all of them. Call it
-    /// before reading rows.
+    /// Commits the pages of elastic mappings that exist now; where the system does not tell, all pages. Call it before reading rows.
     pub fn look(&self) {
         let elastic = self.elastic();
         for (at, (component, _)) in elastic.iter().enumerate() {
@@ -222,7 +220,7 @@ impl Ledger {
         }
     }
 
-    /// Bytes that `component` has taken for good: what is mapped, whether its pages are there or not.
+    /// Bytes that are mapped for `component`, whether or not their pages exist.
     pub fn mapped(&self, component: Component) -> u64 {
         let elastic = self.elastic();
         let own = || elastic.iter().filter(|(owner, _)| *owner == component);
@@ -298,7 +296,7 @@ impl Ledger {
         !sealed
     }
 
-    /// From here on ("ready") no device allocation is allowed; each attempt is counted and refused.
+    /// Seals the ledger ("ready"): from now on every device allocation is counted and refused.
     pub fn seal(&self) {
         self.sealed.store(true, Relaxed);
     }

@@ -1,7 +1,7 @@
-//! Memory: what may be used, what is planned, what is taken.
+//! Memory in bytes: limits, plans and accounts.
 //!
-//! The room for limits, the plan, the ledger, mapped regions and the step arena's bookkeeping.
-//! **Architecture invariant:** this crate knows nothing of models, kernels or requests; it deals in bytes.
+//! This crate has the host's limits, the plan, the ledger, mapped regions and the step arena's bookkeeping. **Architecture invariant:**
+//! this crate knows nothing of models, kernels or requests; it deals in bytes.
 
 pub mod bytes;
 pub mod child;

@@ -1,29 +1,29 @@
-//! How the system's allocator is told to behave, so that what is freed is the system's again.
+//! Settings of the system's allocator that make it give freed memory back to the system.
 //!
-//! glibc learns from what it sees: once a program has freed a buffer of some megabytes, buffers of that size are taken from a
-//! heap that is kept. Eight bodies of eight megabytes then cost 35 MiB for good, in no row of the ledger.
+//! glibc adapts to the program: after a buffer of some megabytes was freed, buffers of that size come from a heap that glibc keeps. Eight
+//! bodies of eight megabytes then cost 35 MiB for good, in no row of the ledger.
 
-/// From this size on every allocation is a mapping of its own, which goes when it is freed.
+/// The least size of an allocation with a mapping of its own, which is unmapped when it is freed.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const MAPPED_FROM_BYTES: i32 = 128 << 10;
 
-/// A heap's free end that is larger than this goes back at once.
+/// A heap's free end that is larger than this is given back at once.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const FREE_END_BYTES: i32 = 128 << 10;
 
-/// Heaps beside each other: each keeps leftovers of its own. Threads that allocate much at the same time are few here.
+/// The most heaps. Each keeps leftovers of its own, and few threads here allocate much at the same time.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const HEAPS: i32 = 2;
 
-/// Any but the first reserves 64 MiB of address space whatever it holds, and asks for twice as much to choose from. Where address space
-/// is what is short there is none.
+/// Returns the number of heaps. Any heap but the first reserves 64 MiB of address space whatever it holds, and asks for twice as much to
+/// choose from. Where address space is limited there is only the first.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn heaps() -> i32 {
     use rustix::process::{Resource, getrlimit};
     if getrlimit(Resource::As).current.is_some() { 1 } else { HEAPS }
 }
 
-/// Tells glibc to keep little of what is freed. To be called before the first thread is started; elsewhere it does nothing.
+/// Makes glibc keep little of the freed memory. Call it before the first thread is started. Without glibc it does nothing.
 pub fn keep_little() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
@@ -40,22 +40,22 @@ pub fn keep_little() {
     }
 }
 
-/// The variable that glibc reads its settings from, before `main`.
+/// The environment variable that glibc reads its settings from, before `main`.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const TUNABLES: &str = "GLIBC_TUNABLES";
 
-/// No blocks that each thread keeps for itself when it has freed them: up to seven of every size up to 1 KiB, 230 KB a thread, which
-/// fill up over days. After 72,000 requests a server still grew by them.
+/// Switches off the freed blocks that each thread keeps for itself. These are up to seven of every size up to 1 KiB, 230 KB a thread, and
+/// they fill up over days. After 72,000 requests a server still grew by them.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const NO_THREAD_CACHE: &str = "glibc.malloc.tcache_count=0";
 
-/// Marks the restarted program, so that it does not restart itself for ever. [`TUNABLES`] may be gone by then: glibc
-/// removes it for programs with capabilities of their own, and so may a wrapper.
+/// Marks the restarted program, so that it does not restart itself forever. [`TUNABLES`] can be gone by then: glibc removes it for programs
+/// with capabilities of their own, and a wrapper can remove it as well.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 const ANEW: &str = "_PLIMSOLL_STARTED_ANEW";
 
-/// The settings in this environment's [`TUNABLES`]. glibc before 2.39 ends each setting in place with a zero instead of
-/// the colon: the settings behind the first look like variables of their own.
+/// Returns the settings in this environment's [`TUNABLES`]. glibc before 2.39 replaces the colon after each setting with a zero in place.
+/// All settings after the first then look like other variables.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn settings(environment: &str) -> Vec<String> {
     let mut entries = environment
@@ -67,9 +67,9 @@ fn settings(environment: &str) -> Vec<String> {
     all.filter(|set| !set.is_empty()).map(str::to_owned).collect()
 }
 
-/// Restarts the program, as the same process, with threads that keep no freed blocks for themselves: glibc takes this
-/// setting from the environment only. Returns if nothing is to be done or the restart fails. A setting of these caches
-/// that is already there stays. Call it before anything that must not happen twice.
+/// Restarts the program, as the same process, with threads that keep no freed blocks for themselves. glibc takes this setting from the
+/// environment only. Returns if there is nothing to do or the restart fails. A setting of these caches that is already there stays. Call it
+/// before anything that must not happen twice.
 pub fn nothing_by_thread() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
@@ -82,18 +82,18 @@ pub fn nothing_by_thread() {
         settings.push(NO_THREAD_CACHE.into());
         let mut words = std::env::args_os();
         let (Ok(own), Some(name)) = (std::env::current_exe(), words.next()) else { return };
-        // Started by the loader's name, that is what would be started.
+        // A program that was started through the loader would restart the loader.
         if own.file_name().is_none_or(|own| own.to_string_lossy().starts_with("ld-")) {
             return;
         }
-        // Returns only if it failed: a server that keeps a little more is better than none, and the ledger says what it keeps.
+        // Returns only on failure. A server that keeps a little more memory is better than none, and the ledger shows the memory.
         let _ = std::process::Command::new(own)
             .arg0(name)
             .args(words)
             .env(TUNABLES, settings.join(":"))
             .env(ANEW, "1")
             .exec();
-        // The attempt has left the signal's default, by which a client that goes would end the process.
+        // The attempt has restored the signal's default, which ends the process when a client disconnects.
         // SAFETY: `signal` takes any signal and one of its constants.
         unsafe { libc::signal(libc::SIGPIPE, libc::SIG_IGN) };
     }

@@ -1,6 +1,6 @@
-//! The plan: what every component may take, and where the line lies.
+//! The plan: the most bytes of every component, and the memory limit.
 //!
-//! A plan is a value. `plimsoll plan` prints it, start-up builds what it says, admission prices with it (I8).
+//! A plan is a value. `plimsoll plan` prints it, start-up builds its parts, and admission computes with it (I8).
 
 use std::fmt;
 
@@ -8,14 +8,14 @@ use serde::Serialize;
 
 use crate::{Bytes, Component, Ledger};
 
-/// One component's share, with the arithmetic behind it in words.
+/// One component's share, with the arithmetic behind it as text.
 #[derive(Clone, Debug, Serialize)]
 pub struct PlanLine {
     /// The component.
     pub component: Component,
     /// Planned bytes.
     pub bytes: u64,
-    /// How the number comes about, for people.
+    /// The arithmetic behind the number, for people.
     pub detail: String,
 }
 
@@ -28,14 +28,14 @@ pub struct DeviceLimit {
     pub source: String,
 }
 
-/// The whole tree: every component under one line, or, on a GPU with memory of its own, under two.
+/// The whole tree: every component under one limit, or, on a GPU with memory of its own, under two.
 #[derive(Clone, Debug, Serialize)]
 pub struct Plan {
-    /// The line: the most this process may use, in bytes.
+    /// The memory limit: the most bytes that this process may use.
     pub limit: u64,
-    /// Where the line comes from, for people.
+    /// Where the limit comes from, for people.
     pub limit_source: String,
-    /// The second line, where there is one. Components on the device are under it ([`Component::on_device`]).
+    /// The limit of a GPU's own memory, where there is one. Components on the device are under it ([`Component::on_device`]).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceLimit>,
     /// The components.
@@ -53,7 +53,7 @@ impl Plan {
         self.lines.iter().filter(|line| self.apart(line.component)).map(|line| line.bytes).sum()
     }
 
-    /// Whether a component is under the second line.
+    /// Whether a component is under the GPU's limit.
     pub fn apart(&self, component: Component) -> bool {
         self.device.is_some() && component.on_device()
     }

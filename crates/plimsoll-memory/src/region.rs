@@ -10,13 +10,13 @@ use thiserror::Error;
 
 use crate::{Bytes, Component, Ledger, faults};
 
-/// The largest page size of the systems we run on (Linux on aarch64 with 64 KiB pages).
+/// The largest page size of the supported systems (Linux on aarch64 with 64 KiB pages).
 const OS_PAGE: usize = 64 << 10;
 
-/// Bytes that are worth a thread of their own; a multiple of the largest pages.
+/// Bytes that justify a thread; a multiple of the largest pages.
 const TOUCH_SHARE: usize = 32 << 20;
 
-/// Why a region could not be had.
+/// The reason why a region was not mapped.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum OutOfMemory {
     /// The operating system refused.
@@ -26,7 +26,7 @@ pub enum OutOfMemory {
         component: &'static str,
         /// Bytes asked for.
         bytes: u64,
-        /// The system's own words.
+        /// The system's error text.
         reason: String,
     },
     /// The server is ready: device memory is fixed from here on.
@@ -42,17 +42,17 @@ pub enum OutOfMemory {
 /// One anonymous mapping owned by one component.
 #[derive(Debug)]
 pub struct Region {
-    /// Unmapped before `entry` goes: the books have more of it than there is for a moment, never less.
+    /// Unmapped before `entry` is released: for a moment the ledger counts more than exists, never less.
     map: MmapRaw,
     entry: Entry,
 }
 
-/// Its place in the books.
+/// The region's entry in the ledger.
 #[derive(Debug)]
 struct Entry {
     component: Component,
     ledger: Arc<Ledger>,
-    /// Bytes committed in the ledger. None for an elastic mapping: the ledger has its addresses and counts its pages.
+    /// Bytes committed in the ledger. `None` for an elastic mapping: the ledger has its addresses and counts its pages.
     bytes: Option<u64>,
 }
 
@@ -65,8 +65,8 @@ impl Drop for Entry {
 impl Region {
     /// Maps `bytes` zeroed bytes for `component` and enters them in the ledger.
     ///
-    /// With `touch` every page is written once, so that the memory is really there (pinned mode); without it
-    /// pages appear on first use (elastic mode), and the ledger has those that are there.
+    /// With `touch` every page is written once, so that the memory really exists (pinned mode). Without it pages appear on first use
+    /// (elastic mode), and the ledger counts the pages that exist.
     pub fn map(ledger: &Arc<Ledger>, component: Component, bytes: u64, touch: bool) -> Result<Self, OutOfMemory> {
         let name = component.name();
         if !ledger.count_allocation() {
@@ -81,7 +81,7 @@ impl Region {
             return Err(refused("a test asked for it".into()));
         }
         let len = usize::try_from(bytes).map_err(|e| refused(e.to_string()))?;
-        // A mapping of zero bytes is an error to the system; a component of zero bytes is not one to us.
+        // The system refuses a mapping of zero bytes, but a component may have zero bytes.
         let mut map = MmapMut::map_anon(len.max(1)).map_err(|e| refused(e.to_string()))?;
         #[cfg(target_os = "linux")]
         let _ = map.advise(memmap2::Advice::HugePage); // only a hint: without it the pages are small ones
@@ -126,21 +126,20 @@ impl Region {
         unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr(), self.map.len()) }
     }
 
-    /// The first byte, for callers that divide the region among threads. Unlike [`Region::bytes_mut`] this makes no
-    /// reference to the whole region. Such a reference would invalidate every pointer into it that was taken before.
+    /// The address of the first byte, for callers that divide the region among threads. Unlike [`Region::bytes_mut`] it makes no reference
+    /// to the whole region. Such a reference would invalidate every pointer into the region that was taken before.
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
 
-    /// Maps and touches bytes that the plan reserves for `component` alone, before or after the seal: the emergency
-    /// reserve's.
+    /// Maps and touches bytes that the plan reserves for `component` alone, before or after the seal. The emergency reserve uses it.
     pub(crate) fn map_planned(ledger: &Arc<Ledger>, component: Component, bytes: u64) -> Result<Self, OutOfMemory> {
         Self::mapped(ledger, component, bytes, true)
     }
 
-    /// Gives the physical pages that lie wholly inside `range` back; they read as zero afterwards.
+    /// Gives back the physical pages that lie wholly inside `range`; they read as zero afterwards.
     pub fn decommit(&mut self, range: std::ops::Range<usize>) {
-        // Rounded inwards: the system would round outwards, into what a neighbour holds.
+        // Rounded inwards: the system would round outwards, into pages of a neighbour.
         let (start, end) = (range.start.next_multiple_of(OS_PAGE), range.end.min(self.map.len()) / OS_PAGE * OS_PAGE);
         if start >= end {
             return;
@@ -159,7 +158,7 @@ impl Region {
     }
 }
 
-/// Writes every page once, on all cores: clearing them is the longest part of a start.
+/// Writes every page once, on all cores: this is the longest part of a start.
 fn write_pages(bytes: &mut [u8]) {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let share = bytes.len().div_ceil(cores).next_multiple_of(TOUCH_SHARE);
@@ -172,7 +171,7 @@ fn write_pages(bytes: &mut [u8]) {
         all
     });
     if !all {
-        // A thread is not to be had. To write again what is there already takes no time.
+        // A thread could not be started. Writing pages that exist again takes no time.
         write(bytes);
     }
 }
@@ -181,7 +180,7 @@ impl Drop for Region {
     fn drop(&mut self) {
         faults::region(0, self.map.len() as u64);
         if self.entry.bytes.is_none() {
-            // While the addresses are still its own.
+            // The addresses still belong to this region here.
             self.entry.ledger.close(self.entry.component, &self.addresses());
         }
     }
@@ -237,7 +236,7 @@ mod tests {
         assert!(ledger.row(Component::KvPages).peak >= 16 << 20);
         drop(region);
         assert_eq!((committed(), ledger.mapped(Component::KvPages)), (0, 0));
-        // What is touched at once needs no look.
+        // A region that is touched at once is committed without `look`.
         let region = Region::map(&ledger, Component::KvPages, 1 << 20, true).unwrap();
         assert_eq!((committed(), ledger.mapped_total()), (1 << 20, 1 << 20));
         drop(region);

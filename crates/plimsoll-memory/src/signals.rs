@@ -1,7 +1,7 @@
-//! Signals that end the process by default, where an error would do.
+//! Signals that would end the process where an error is enough.
 
-/// A write that goes beyond the limit on files' sizes (`ulimit -f`) is an error from here on, as on a full disk: the log's line or the
-/// trace's is lost, and nothing else.
+/// Ignores SIGXFSZ. A write beyond the limit on file sizes (`ulimit -f`) is then an error, as on a full disk: only that line of the log or
+/// the trace is lost.
 pub fn outlive_file_limits() {
     #[cfg(unix)]
     // SAFETY: `signal` takes any signal and one of its constants.
@@ -10,7 +10,7 @@ pub fn outlive_file_limits() {
     }
 }
 
-/// A request to end (SIGTERM, SIGINT, SIGHUP) has no effect from here on. For a child process that ends with its parent.
+/// Ignores requests to end (SIGTERM, SIGINT, SIGHUP) from now on. For a child process that ends with its parent.
 pub fn ignore_termination() {
     #[cfg(unix)]
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {

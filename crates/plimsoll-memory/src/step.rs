@@ -1,19 +1,18 @@
 //! The step arena's bookkeeping: offsets with stack discipline, and the high-water mark.
 //!
-//! Temporaries of one forward step are taken in order and given back in scopes, so the peak is a property of the code
-//! that runs, not of an allocator. The planner runs the same code over the same bookkeeping without any memory
-//! behind it; that is why its numbers are exact.
+//! Temporaries of one forward step are taken in order and given back in scopes. The peak is therefore a property of the code that runs, not
+//! of an allocator. The planner runs the same code over the same bookkeeping without memory behind it, so its numbers are exact.
 
 use thiserror::Error;
 
-/// Every temporary starts on a cache line: 64 bytes, the width of the widest vector too.
+/// Alignment of every temporary: a cache line of 64 bytes, which is also the width of the widest vector.
 pub const ALIGN: usize = 64;
 
 /// A step asked for more than its arena holds.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 #[error("step workspace: {needed} bytes needed, {capacity} planned")]
 pub struct StepOverflow {
-    /// Bytes that would have been in use.
+    /// Bytes that would be in use.
     pub needed: usize,
     /// Bytes planned.
     pub capacity: usize,
@@ -49,7 +48,7 @@ impl StepStack {
         Ok(offset)
     }
 
-    /// Where the stack stands now.
+    /// Returns the current top of the stack.
     pub fn mark(&self) -> Mark {
         Mark(self.top)
     }

@@ -32,12 +32,12 @@ pub(crate) fn disk_bytes(payload: usize, encrypted: bool) -> u64 {
     ((HEADER_BYTES + lead_bytes(encrypted) + payload) as u64).next_multiple_of(BLOCK_BYTES)
 }
 
-/// The same of a file of this length.
+/// The same for a file of this length.
 pub(crate) fn blocks_of(file_bytes: u64) -> u64 {
     file_bytes.next_multiple_of(BLOCK_BYTES)
 }
 
-/// What a header says before its checksums. Of an encrypted blob this is authentic.
+/// Returns the part of a header before its checksums. In an encrypted blob it is authenticated.
 pub(crate) fn about(name: &Name, encrypted: bool, payload: usize) -> [u8; ABOUT_BYTES] {
     let mut about = [0; ABOUT_BYTES];
     about[..8].copy_from_slice(&MAGIC);
@@ -47,7 +47,7 @@ pub(crate) fn about(name: &Name, encrypted: bool, payload: usize) -> [u8; ABOUT_
     about
 }
 
-/// The header of a payload; `lead` stands between them.
+/// Returns the header of a payload; `lead` stands between header and payload.
 pub(crate) fn header(about: &[u8; ABOUT_BYTES], lead: &[u8], payload: &[u8]) -> [u8; HEADER_BYTES] {
     let mut header = [0; HEADER_BYTES];
     header[..56].copy_from_slice(about);
@@ -68,8 +68,8 @@ fn sum_of(lead: &[u8], payload: &[u8]) -> [u8; 16] {
     sum.finish_128().to_le_bytes()
 }
 
-/// Whether a file of `file_bytes` bytes is a blob of this name, as far as its header says: if so, whether it is encrypted, and the
-/// length of its payload.
+/// Reads a header: whether the blob is encrypted, and the length of its payload. `None` if a file of `file_bytes` bytes with this header is
+/// no blob of this name.
 pub(crate) fn parse(header: &[u8; HEADER_BYTES], name: &Name, file_bytes: u64) -> Option<(bool, u64)> {
     let own = header[..8] == MAGIC && header[72..] == own_sum(header);
     let encrypted = header[8..12] == ENCRYPTED.to_le_bytes();
@@ -79,7 +79,7 @@ pub(crate) fn parse(header: &[u8; HEADER_BYTES], name: &Name, file_bytes: u64) -
         .then_some((encrypted, payload))
 }
 
-/// Whether lead and payload are those that the header was made for.
+/// Whether lead and payload match the checksum in the header.
 pub(crate) fn is_whole(header: &[u8; HEADER_BYTES], lead: &[u8], payload: &[u8]) -> bool {
     header[56..72] == sum_of(lead, payload)
 }

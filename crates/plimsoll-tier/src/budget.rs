@@ -7,10 +7,10 @@ use crate::dir::replace;
 use crate::files::Files;
 
 const DAY_SECONDS: u64 = 24 * 60 * 60;
-/// The count is saved each time that this part of the day's bytes was written.
+/// The count is saved each time that this part of the day's limit has been written.
 const SAVES_A_DAY: u64 = 256;
 
-/// What was written on the current day (UTC).
+/// The bytes written on the current day (UTC).
 #[derive(Debug)]
 pub(crate) struct DayBudget {
     limit: Option<u64>,
@@ -32,7 +32,7 @@ impl DayBudget {
                 u64::from_le_bytes(number)
             });
             if day == budget.day {
-                // As much as may have been written since it was saved.
+                // Includes the most that can have been written since the count was saved.
                 let unsaved = limit.unwrap_or(0) / SAVES_A_DAY;
                 (budget.written, budget.saved) = (written.saturating_add(unsaved), written);
             }
@@ -40,7 +40,7 @@ impl DayBudget {
         budget
     }
 
-    /// Whether so many bytes may be written now.
+    /// Whether this many bytes may be written now.
     pub fn allows(&mut self, bytes: u64, now: u64) -> bool {
         if now / DAY_SECONDS != self.day {
             (self.day, self.written, self.saved) = (now / DAY_SECONDS, 0, 0);
@@ -48,7 +48,7 @@ impl DayBudget {
         self.limit.is_none_or(|limit| self.written.saturating_add(bytes) <= limit)
     }
 
-    /// Counts bytes that were written, or that a failed write may have.
+    /// Counts bytes that were written, or that a failed write may have written.
     pub fn count(&mut self, bytes: u64, files: &dyn Files) {
         self.written += bytes;
         let Some(limit) = self.limit else { return };
@@ -57,7 +57,7 @@ impl DayBudget {
         }
     }
 
-    /// Saves the count. If that fails, a restart counts from an older one.
+    /// Saves the count. If that fails, a restart begins with an older count.
     pub fn save(&mut self, files: &dyn Files) {
         if self.limit.is_none() || self.written == self.saved {
             return;

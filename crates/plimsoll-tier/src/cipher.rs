@@ -26,7 +26,7 @@ const KEY_BYTES: usize = 32;
 pub(crate) const LEAD_BYTES: usize = NONCE_BYTES + 16;
 const NONCE_BYTES: usize = 12;
 
-/// Bytes of a name that its owner takes ([`crate::Tag`]); they stay.
+/// Bytes of a name that belong to its owner ([`crate::Tag`]); encryption does not change them.
 const TAG_BYTES: usize = 8;
 
 /// Bytes of nonce and tag in a file.
@@ -34,7 +34,7 @@ pub(crate) const fn lead_bytes(encrypted: bool) -> usize {
     if encrypted { LEAD_BYTES } else { 0 }
 }
 
-/// Why a key file is not used.
+/// The reason why a key file is refused.
 #[derive(Debug, Error)]
 pub enum KeyError {
     /// It cannot be read.
@@ -42,7 +42,7 @@ pub enum KeyError {
     Io {
         /// The file.
         path: PathBuf,
-        /// The system's own words.
+        /// The system's error.
         error: io::Error,
     },
     /// Other users can read or write it.
@@ -53,12 +53,12 @@ pub enum KeyError {
         /// Its mode.
         mode: u32,
     },
-    /// It holds no key.
+    /// It does not contain a key.
     #[error("the key file {} holds no key of 32 bytes or 64 hexadecimal digits: make one with `openssl rand -hex 32`", .0.display())]
     NoKey(PathBuf),
 }
 
-/// A secret of 32 bytes.
+/// A secret key of 32 bytes.
 #[derive(Clone)]
 pub struct Key([u8; KEY_BYTES]);
 
@@ -115,14 +115,14 @@ pub(crate) struct Cipher {
 }
 
 impl Cipher {
-    /// `seed`: the random bytes of the directory.
+    /// `seed` is the directory's random bytes.
     pub fn new(key: &Key, seed: &[u8; 32]) -> Self {
         let secret = Salt::new(HKDF_SHA256, seed).extract(&key.0);
         let names = hmac::Key::new(hmac::HMAC_SHA256, &expand(&secret, &[b"plimsoll names"]));
         Self { secret, names, random: SystemRandom::new() }
     }
 
-    /// What tells whether a directory was made with this key.
+    /// Returns a mark that shows whether a directory was made with this key.
     pub fn mark(&self) -> [u8; 32] {
         expand(&self.secret, &[b"plimsoll mark"])
     }
@@ -140,7 +140,7 @@ impl Cipher {
         LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &key).expect("a key of 32 bytes"))
     }
 
-    /// Encrypts a payload where it is. Returns nonce and tag; none if the system has no random numbers, or refuses the length.
+    /// Encrypts a payload in place. Returns nonce and tag; `None` if the system has no random numbers, or the cipher refuses the length.
     pub fn seal(&self, name: &Name, about: &[u8], payload: &mut [u8]) -> Option<[u8; LEAD_BYTES]> {
         let mut lead = [0; LEAD_BYTES];
         let (nonce, tag) = lead.split_at_mut(NONCE_BYTES);
@@ -151,7 +151,7 @@ impl Cipher {
         Some(lead)
     }
 
-    /// Decrypts a payload where it is. False if it is not authentic: then it is unspecified.
+    /// Decrypts a payload in place. Returns false if it is not authentic; the payload is then unspecified.
     pub fn open(&self, name: &Name, about: &[u8], lead: &[u8; LEAD_BYTES], payload: &mut [u8]) -> bool {
         let (nonce, tag) = lead.split_at(NONCE_BYTES);
         let (Ok(nonce), Ok(tag)) = (Nonce::try_assume_unique_for_key(nonce), tag.try_into()) else { return false };

@@ -1,4 +1,4 @@
-//! What stands in a directory of blobs, and where.
+//! The files of a directory of blobs, and their paths.
 
 use std::collections::hash_map::RandomState;
 use std::fmt::Write;
@@ -16,23 +16,23 @@ use crate::{Name, Tag};
 /// A saved name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Saved {
-    /// What it is called; none if that is encrypted and there is no key.
+    /// The name's label; `None` if it is encrypted and there is no key.
     pub label: Option<String>,
-    /// The kind of its blobs.
+    /// The tag of its owner.
     pub tag: Tag,
     /// Seconds since 1970 at which it was saved.
     pub created: u64,
     /// Bytes of its data.
     pub data_bytes: usize,
-    /// Blobs that it pins.
+    /// Number of blobs that it pins.
     pub blobs: usize,
-    /// Identifies its blobs ([`crate::saved_id`]). None without blobs.
+    /// The id of its blobs ([`crate::saved_id`]); `None` without blobs.
     pub(crate) id: Option<u64>,
     pub(crate) file: Name,
     pub(crate) file_bytes: u64,
 }
 
-/// Why a directory cannot be used.
+/// The reason why a directory cannot be used.
 #[derive(Debug, Error)]
 pub enum OpenError {
     /// Another process uses it.
@@ -44,22 +44,22 @@ pub enum OpenError {
     /// Its blobs are encrypted, and there is no key.
     #[error("{} is encrypted: give its key file (--cache-key-file), or remove its files with `plimsoll cache rm {}`", .0.display(), .0.display())]
     NeedsKey(PathBuf),
-    /// Its blobs are not encrypted, or with another key.
+    /// Its blobs are not encrypted, or were encrypted with another key.
     #[error("the files of {dir} are {how}: name another directory, or remove them with `plimsoll cache rm {dir}`", dir = dir.display())]
     OtherKey {
         /// The directory.
         dir: PathBuf,
-        /// How its blobs are kept.
+        /// How its blobs are encrypted, as text.
         how: &'static str,
     },
     /// The system refused something.
     #[error("{what} {}: {error}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// With what.
+        /// The path that it was given.
         path: PathBuf,
-        /// The system's own words.
+        /// The system's error.
         error: io::Error,
     },
 }
@@ -71,7 +71,7 @@ pub struct DirLock {
 }
 
 impl DirLock {
-    /// Makes a directory if it is not there, and locks it.
+    /// Creates a directory if it does not exist, and locks it.
     ///
     /// # Errors
     /// [`OpenError`] if it is in use, open to other users, or not writable.
@@ -90,7 +90,7 @@ impl DirLock {
     }
 }
 
-/// Makes an error of what was tried, and the path.
+/// Returns a function that makes an error of the operation and the path.
 pub(crate) fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> OpenError + use<> {
     let path = path.to_owned();
     move |error| OpenError::Io { what, path, error }
@@ -104,7 +104,7 @@ pub(crate) fn path_of(dir: &Path, name: &Name) -> PathBuf {
     shard_of(dir, name[8]).join(hex(name))
 }
 
-/// A name as that of a file.
+/// Returns the file name of a blob's name, in hexadecimal.
 pub(crate) fn hex(name: &Name) -> String {
     let mut file = String::with_capacity(64);
     for byte in name {
@@ -113,12 +113,12 @@ pub(crate) fn hex(name: &Name) -> String {
     file
 }
 
-/// The folder of the blobs whose ninth byte of the name is this.
+/// The folder of the blobs with this ninth byte of the name.
 pub(crate) fn shard_of(dir: &Path, shard: u8) -> PathBuf {
     dir.join(BLOBS).join(format!("{shard:02x}"))
 }
 
-/// The name that a file's name stands for.
+/// Reads a blob's name from its file name.
 pub(crate) fn parse(file: &str) -> Option<Name> {
     let digits = file.as_bytes();
     if digits.len() != 64 || !digits.iter().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f')) {
@@ -152,12 +152,12 @@ pub(crate) fn is_private(dir: &Path) -> io::Result<bool> {
     }
 }
 
-/// The directory's random bytes, made when it is used for the first time. Blobs of other bytes are never found again.
+/// The directory's random bytes, created at the first use. Blobs named with other bytes are never found again.
 pub(crate) fn read_seed(files: &dyn Files, dir: &Path) -> io::Result<[u8; 32]> {
     let (path, mut seed) = (dir.join("seed"), [0; 32]);
     match files.read(&path, &mut [&mut seed]) {
         Ok(32) => return Ok(seed),
-        // A disk that fails now may have the seed later: a new one would lose every blob.
+        // A disk that fails now can return the seed later: a new seed would lose every blob.
         Err(error) if !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof) => {
             return Err(error);
         }
@@ -179,12 +179,12 @@ pub(crate) fn replace(files: &dyn Files, path: &Path, parts: &[&[u8]]) -> io::Re
     files.rename(&temporary, path)
 }
 
-/// The file with the mark of the key that a directory's blobs are encrypted with.
+/// The file with the mark of the directory's encryption key.
 pub(crate) fn mark_of(dir: &Path) -> PathBuf {
     dir.join("key")
 }
 
-/// The mark of a directory; none if its blobs are not encrypted. A mark that is cut short is none that fits.
+/// The mark of a directory; `None` if its blobs are not encrypted. For a truncated mark it returns zeros, which match no key.
 pub(crate) fn read_mark(files: &dyn Files, dir: &Path) -> io::Result<Option<[u8; 32]>> {
     let mut mark = [0; 32];
     match files.read(&mark_of(dir), &mut [&mut mark]) {
@@ -195,7 +195,7 @@ pub(crate) fn read_mark(files: &dyn Files, dir: &Path) -> io::Result<Option<[u8;
     }
 }
 
-/// Gives a directory without blobs this mark, or none.
+/// Writes the mark of a directory without blobs, or removes it.
 pub(crate) fn write_mark(files: &dyn Files, dir: &Path, mark: Option<&[u8; 32]>) -> io::Result<()> {
     let path = mark_of(dir);
     let Some(mark) = mark else { return files.remove(&path) };

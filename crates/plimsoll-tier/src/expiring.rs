@@ -1,6 +1,6 @@
-//! The sum of amounts that are pinned until a minute. Amounts that end in the same minute are one number, so that it takes no list.
+//! The sum of amounts that are pinned until a minute. Amounts that end in the same minute are one number, so no list is needed.
 
-/// Minutes ahead that an amount can be pinned, at most; a power of two.
+/// The most minutes ahead that an amount can be pinned; a power of two.
 const MINUTES: u32 = 64;
 
 /// Amounts, by the minute in which they end.
@@ -26,17 +26,17 @@ impl Expiring {
         self.total
     }
 
-    /// Whether what ends in this minute is pinned now.
+    /// Whether an amount with this end is pinned now.
     pub fn is_pinned(&self, end: u32) -> bool {
         end > self.now
     }
 
-    /// The end of what is pinned for so many whole minutes from now on: an hour and some minutes at most.
+    /// Returns the end of an amount that is pinned for this many whole minutes from now on: about an hour at most.
     pub fn after(&self, minutes: u32) -> u32 {
         self.now + 1 + minutes.min(MINUTES - 2)
     }
 
-    /// It is this minute now; what has ended is not in the sum any more.
+    /// Sets the current minute; amounts that have ended leave the sum.
     pub fn advance(&mut self, now: u32) {
         let passed = now.saturating_sub(self.now);
         for end in (self.now + 1..).take(passed.min(MINUTES) as usize) {
@@ -45,7 +45,7 @@ impl Expiring {
         self.now = self.now.max(now);
     }
 
-    /// Adds an amount with an end that [`Self::after`] gave, or that never comes.
+    /// Adds an amount with an end from [`Self::after`], or [`Self::NEVER`].
     pub fn add(&mut self, end: u32, amount: u64) {
         if self.is_pinned(end) {
             self.total += amount;
@@ -55,7 +55,7 @@ impl Expiring {
         }
     }
 
-    /// Takes an amount out that was added with this end, unless that has passed.
+    /// Removes an amount that was added with this end, unless the end has passed.
     pub fn remove(&mut self, end: u32, amount: u64) {
         if self.is_pinned(end) {
             self.total -= amount;
@@ -65,7 +65,7 @@ impl Expiring {
         }
     }
 
-    /// Nothing is pinned any more.
+    /// Removes all amounts.
     pub fn clear(&mut self) {
         *self = Self { now: self.now, ..Self::default() };
     }

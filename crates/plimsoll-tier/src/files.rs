@@ -1,4 +1,4 @@
-//! The file system as a store sees it: few operations, so that tests can make each of them fail.
+//! The file system as a store uses it: few operations, so that tests can make each of them fail.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -12,33 +12,33 @@ pub struct Found {
     pub name: String,
     /// Its length.
     pub bytes: u64,
-    /// When it was last modified: written, or used.
+    /// The time of the last modification: when it was written, or touched.
     pub used: SystemTime,
 }
 
-/// What a store does with files.
+/// The operations of a store on files.
 pub trait Files: Send + Sync {
-    /// Makes a directory that only its owner can enter; one that is there is left as it is.
+    /// Creates a directory that only its owner can enter; an existing directory stays as it is.
     fn make_dir(&self, dir: &Path) -> io::Result<()>;
     /// Calls `each` with the files of a directory, links and directories left out.
     fn list(&self, dir: &Path, each: &mut dyn FnMut(Found)) -> io::Result<()>;
-    /// Writes a new file that only its owner can read; one of this name is an error.
+    /// Writes a new file that only its owner can read. An existing file of this name is an error.
     fn write(&self, path: &Path, parts: &[&[u8]]) -> io::Result<()>;
     /// Fills `parts` from the beginning of a file. Returns the length of the file.
     fn read(&self, path: &Path, parts: &mut [&mut [u8]]) -> io::Result<u64>;
-    /// Gives a file another name, in one step; a file that has this name is replaced.
+    /// Renames a file atomically; a file of the new name is replaced.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
     /// Removes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Notes that a file was used at `time`.
+    /// Sets the time at which a file was last used.
     fn touch(&self, path: &Path, time: SystemTime) -> io::Result<()>;
-    /// Waits until what was written to a file, or the names in a directory, are on the disk.
+    /// Waits until the written bytes of a file, or the names in a directory, are on the disk.
     fn sync(&self, path: &Path) -> io::Result<()> {
         File::open(path)?.sync_all()
     }
 }
 
-/// The files of the machine.
+/// The machine's file system.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct System;
 
@@ -56,7 +56,7 @@ impl Files for System {
     fn list(&self, dir: &Path, each: &mut dyn FnMut(Found)) -> io::Result<()> {
         for entry in fs::read_dir(dir)? {
             let entry = entry?;
-            // A file may go meanwhile.
+            // A file can be removed meanwhile.
             let Ok(metadata) = entry.metadata() else { continue };
             if let (true, Ok(name)) = (metadata.is_file(), entry.file_name().into_string()) {
                 let used = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
@@ -95,7 +95,7 @@ impl Files for System {
     }
 }
 
-/// Bytes that a user without privileges can still write to the disk of `dir`; none where the system does not tell.
+/// Bytes that an unprivileged user can still write to the disk of `dir`; `None` where the system does not tell.
 pub fn free_bytes(dir: &Path) -> Option<u64> {
     #[cfg(unix)]
     {

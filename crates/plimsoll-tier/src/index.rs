@@ -1,32 +1,32 @@
-//! Which blobs there are, in the order of their last use. No operation allocates after [`Index::new`].
+//! The blobs of a store, in the order of their last use. No operation allocates after [`Index::new`].
 
 use hashbrown::HashTable;
 
 use crate::{Expiring, KINDS, Name, kind_of};
 
-/// End of a list.
+/// The end of a linked list.
 const NIL: u32 = u32::MAX;
 
-/// Places that [`Index::batch`] looks at.
+/// Number of places that [`Index::batch`] visits.
 const BATCH: usize = 256;
 
 /// One blob.
 #[derive(Clone, Copy, Debug)]
 struct Slot {
     name: Name,
-    /// Bytes of the disk.
+    /// Bytes of the disk that it takes.
     bytes: u64,
     /// Seconds since 1970 at which its file was last touched.
     touched: u64,
     prev: u32,
     next: u32,
-    /// It is kept until this minute since 1970.
+    /// The minute since 1970 until which it is pinned.
     pinned_until: u32,
     /// Reads in a row that the system refused.
     failures: u8,
 }
 
-/// How many blobs of a kind there are, and their bytes of the disk.
+/// Number of blobs of a kind, and their bytes of the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sum {
     /// Blobs.
@@ -46,11 +46,11 @@ pub struct Index {
     bytes: u64,
     kinds: [Sum; KINDS],
     entries_max: usize,
-    /// Bytes and blobs that are pinned.
+    /// Pinned bytes, and number of pinned blobs.
     pinned: [Expiring; 2],
 }
 
-/// Names are hashes themselves.
+/// A part of the name: names are hashes themselves.
 fn hash(name: &Name) -> u64 {
     let mut part = [0; 8];
     part.copy_from_slice(&name[16..24]);
@@ -62,7 +62,7 @@ impl Index {
     pub fn new(entries_max: usize) -> Self {
         Self {
             slots: Vec::with_capacity(entries_max),
-            // Half full at most: then removed places are cleared where they are, and the table never grows.
+            // Half full at most: removed places are then cleared in place, and the table never grows.
             table: HashTable::with_capacity(2 * entries_max),
             free: NIL,
             coldest: NIL,
@@ -80,17 +80,17 @@ impl Index {
         entries_max * size_of::<Slot>() + places * (size_of::<u32>() + 1) + 64
     }
 
-    /// Blobs.
+    /// Number of blobs.
     pub fn len(&self) -> usize {
         self.table.len()
     }
 
-    /// Whether there is none.
+    /// Whether there is no blob.
     pub fn is_empty(&self) -> bool {
         self.table.is_empty()
     }
 
-    /// Whether there is no room for another.
+    /// Whether there is no room for another blob.
     pub fn is_full(&self) -> bool {
         self.len() == self.entries_max
     }
@@ -109,12 +109,12 @@ impl Index {
         self.table.find(hash(name), |at| self.slots[*at as usize].name == *name).copied()
     }
 
-    /// Whether a blob is there.
+    /// Whether the index has a blob.
     pub fn contains(&self, name: &Name) -> bool {
         self.find(name).is_some()
     }
 
-    /// Adds a blob as the warmest one. False if it is there, or there is no room.
+    /// Adds a blob as the warmest one. False if the index already has it or is full.
     pub fn insert(&mut self, name: &Name, bytes: u64, touched: u64) -> bool {
         if self.is_full() || self.contains(name) {
             return false;
@@ -140,7 +140,7 @@ impl Index {
         true
     }
 
-    /// Makes a blob the warmest one. Returns when its file was last touched.
+    /// Makes a blob the warmest one. Returns the time at which its file was last touched, in seconds since 1970.
     pub fn warm(&mut self, name: &Name) -> Option<u64> {
         let at = self.find(name)?;
         self.unlink(at);
@@ -148,14 +148,14 @@ impl Index {
         Some(self.slots[at as usize].touched)
     }
 
-    /// Notes when its file was touched.
+    /// Sets the time at which a blob's file was touched.
     pub fn touched(&mut self, name: &Name, seconds: u64) {
         if let Some(at) = self.find(name) {
             self.slots[at as usize].touched = seconds;
         }
     }
 
-    /// Notes whether a blob could be read. Returns how many reads in a row failed.
+    /// Notes whether a blob could be read. Returns the number of failed reads in a row.
     pub fn was_read(&mut self, name: &Name, read: bool) -> u8 {
         let Some(at) = self.find(name) else { return 0 };
         let failures = &mut self.slots[at as usize].failures;
@@ -168,12 +168,12 @@ impl Index {
         self.find(name).map(|at| self.slots[at as usize].bytes)
     }
 
-    /// Adds the names of a batch of blobs to `names`: those in places from `from` on. Returns where the next batch begins; none at the end.
-    /// Blobs that enter between two batches may be left out.
+    /// Adds the names of a batch of blobs to `names`: the blobs in places from `from` on. Returns the beginning of the next batch; `None`
+    /// at the end. Blobs that are added between two batches can be left out.
     pub fn batch(&self, from: usize, names: &mut Vec<Name>) -> Option<usize> {
         let places = self.slots.get(from..)?;
         for (at, slot) in (from..).zip(places).take(BATCH) {
-            // A removed blob stays in its place until another one takes it.
+            // A removed blob stays in its place until another blob takes the place.
             names.extend((self.find(&slot.name) == Some(at as u32)).then_some(slot.name));
         }
         (places.len() > BATCH).then_some(from + BATCH)
@@ -185,7 +185,7 @@ impl Index {
         slot.filter(|slot| self.pinned[0].is_pinned(slot.pinned_until)).map_or(0, |slot| slot.bytes)
     }
 
-    /// It is this minute since 1970.
+    /// Sets the current minute since 1970; pins that have ended count no longer.
     pub fn advance(&mut self, minute: u32) {
         self.pinned.iter_mut().for_each(|kept| kept.advance(minute));
     }
@@ -195,8 +195,8 @@ impl Index {
         self.pinned[0].total()
     }
 
-    /// Pins a blob for so many minutes, or until it is removed: [`Self::coldest`] passes it over. It is kept as long as it was if that is
-    /// longer. False if there is none, or if it would be more than `bytes_max` bytes or a quarter of all blobs.
+    /// Pins a blob for this many minutes, or until it is removed: [`Self::coldest`] then skips it. A longer pin stays as it is. False if
+    /// there is no such blob, or if more than `bytes_max` bytes or a quarter of all blobs would be pinned.
     pub fn pin(&mut self, name: &Name, minutes: Option<u32>, bytes_max: u64) -> bool {
         let Some(at) = self.find(name) else { return false };
         let Slot { bytes, pinned_until: before, .. } = self.slots[at as usize];
@@ -213,7 +213,7 @@ impl Index {
         fits
     }
 
-    /// Pins a blob no longer.
+    /// Ends the pin of a blob.
     pub fn unpin(&mut self, name: &Name) {
         let Some(at) = self.find(name) else { return };
         let slot = &mut self.slots[at as usize];
@@ -221,7 +221,7 @@ impl Index {
         self.pinned.iter_mut().zip(amounts).for_each(|(kept, amount)| kept.remove(until, amount));
     }
 
-    /// Takes a blob out. Returns its bytes of the disk.
+    /// Removes a blob. Returns its bytes of the disk.
     pub fn remove(&mut self, name: &Name) -> Option<u64> {
         self.unpin(name);
         let slots = &self.slots;
@@ -237,8 +237,8 @@ impl Index {
         Some(bytes)
     }
 
-    /// The blob that was not used for the longest time and is not kept; one that is kept if there is no other. Kept ones that it passes
-    /// over are warm afterwards.
+    /// Returns the least recently used blob that is not pinned; a pinned blob if there is no other. Pinned blobs that it skips become the
+    /// warmest.
     pub fn coldest(&mut self) -> Option<Name> {
         for _ in 0..self.len() {
             let Slot { name, pinned_until, .. } = *self.slots.get(self.coldest as usize)?;
@@ -279,7 +279,7 @@ mod tests {
 
     fn name(n: u64) -> Name {
         let mut name = [0; 32];
-        // Few values where the table looks, so that names collide.
+        // Few values in the bytes that the table hashes, so that names collide.
         name[16] = (n % 5) as u8;
         name[31] = (n % 4) as u8;
         name[..8].copy_from_slice(&n.to_le_bytes());
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!((order.len(), *order.last().unwrap(), index.pinned_bytes()), (40, name(1), 0));
     }
 
-    /// Beside a plain list, over thousands of steps.
+    /// Compares the index with a plain list, over thousands of steps.
     #[test]
     fn blobs_leave_in_the_order_of_their_last_use() {
         let (mut index, mut list, mut dice) = (Index::new(37), Vec::<(u64, u64)>::new(), 1_u64);

@@ -19,12 +19,12 @@ use crate::Name;
 use crate::dir::{DirLock, OpenError, hex, is_private, parse};
 use crate::files::{Files, Found, free_bytes};
 
-/// Files in a directory, at most.
+/// The most files in a directory.
 pub const FILES_MAX: usize = 64;
-/// Bytes of the disk that stay free when a file is written.
+/// Bytes of the disk that must stay free when a file is written.
 const FREE_BYTES: u64 = 64 << 20;
 
-/// Why a directory cannot be used, or a file was not kept.
+/// The reason why a directory cannot be used, or a file was not kept.
 #[derive(Debug, Error)]
 pub enum KeepError {
     /// Other users can enter the directory.
@@ -33,7 +33,7 @@ pub enum KeepError {
     /// Another process writes to the directory.
     #[error("another process is writing to {}", .0.display())]
     Busy(PathBuf),
-    /// It is larger than all files together may be.
+    /// It is larger than the limit of all files together.
     #[error("it takes {bytes} bytes, and the directory may take {limit}")]
     TooLarge {
         /// Bytes of the file.
@@ -52,11 +52,11 @@ pub enum KeepError {
     /// The system refused something.
     #[error("{what} {}: {error}", path.display())]
     Io {
-        /// What was tried.
+        /// The operation that failed.
         what: &'static str,
-        /// With what.
+        /// The path that it was given.
         path: PathBuf,
-        /// The system's own words.
+        /// The system's error.
         error: io::Error,
     },
 }
@@ -80,7 +80,7 @@ pub struct LargeFiles {
 }
 
 impl LargeFiles {
-    /// Opens a directory, made if it is not there. Its files take `bytes` together at most.
+    /// Opens a directory, and creates it if it does not exist. Its files take at most `bytes` bytes together.
     ///
     /// # Errors
     /// [`KeepError::Io`], or [`KeepError::Exposed`] if other users can enter it.
@@ -98,16 +98,16 @@ impl LargeFiles {
         &self.dir
     }
 
-    /// Where a file is, if it is there.
+    /// The path of a file; `None` if there is no such file.
     pub fn find(&self, name: &Name) -> Option<PathBuf> {
         let path = self.path(name, "file");
         path.is_file().then_some(path)
     }
 
-    /// Notes that a file is used now, so that others are removed before it.
+    /// Notes that a file is used now. Files that were not used for longer are removed before it.
     pub fn used(&self, name: &Name) {
         let path = self.path(name, "used");
-        // This fails from the second use on: the file is there.
+        // This fails from the second use on, because the file exists.
         let _ = self.files.write(&path, &[]);
         let _ = self.files.touch(&path, SystemTime::now());
     }
@@ -119,15 +119,15 @@ impl LargeFiles {
         }
     }
 
-    /// Calls `each` with every file: its name, its bytes, when it was last used.
+    /// Calls `each` with every file: its name, its bytes, and the time of its last use.
     pub fn each(&self, mut each: impl FnMut(&Name, u64, SystemTime)) {
         self.by_use().iter().for_each(|(used, name, bytes)| each(name, *bytes, *used));
     }
 
-    /// Writes a file of these parts. Before that it removes the least recently used files until all are within the bounds.
+    /// Writes a file of these parts. Before that it removes the least recently used files until all files are within the limits.
     ///
     /// # Errors
-    /// [`KeepError`]; then there is no such file, or the one from before.
+    /// [`KeepError`]; the directory then has no such file, or the previous one.
     pub fn keep(&self, name: &Name, parts: &[&[u8]]) -> Result<(), KeepError> {
         let _lock = DirLock::take(&self.dir, &*self.files)?;
         let failed = |what, path: &Path| {
@@ -150,7 +150,7 @@ impl LargeFiles {
         renamed
     }
 
-    /// Removes the least recently used files until a file of `bytes` bytes is within the bounds beside the others.
+    /// Removes the least recently used files until a file of `bytes` bytes fits beside the others.
     fn make_room(&self, name: &Name, bytes: u64) -> Result<(), KeepError> {
         if bytes > self.bytes {
             return Err(KeepError::TooLarge { bytes, limit: self.bytes });
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(names(&files), [1]);
     }
 
-    /// A disk that takes half of a file.
+    /// A disk that is full after half of a file.
     struct Full;
 
     impl Files for Full {

@@ -4,8 +4,8 @@
 //! and removes the least recently used blobs when its bounds are reached. [`Tier`] is a thread over a store, with buffers of
 //! fixed size and number: its caller never waits for the disk. [`LargeFiles`] is a directory of few files that are mapped.
 //!
-//! **Architecture invariant:** no blob is worth an error. Every fault is a miss, a counter and a log line.
-//! What must not be in here: tokens, pages, models, requests.
+//! **Architecture invariant:** a fault of a blob is never an error. Every fault is a miss, a counter and a log line. Tokens, pages, models
+//! and requests must not be in here.
 
 #![forbid(unsafe_code)]
 
@@ -36,21 +36,22 @@ pub use store::{Access, Limits, Put, Store};
 pub use tier::{Class, Read, Tier};
 pub use upkeep::Checked;
 
-/// What a blob is found by. Its first 8 bytes are those of its owner ([`tag_of`]), its last one is its kind ([`kind_of`]).
+/// The name of a blob, by which it is found. The first 8 bytes belong to its owner ([`tag_of`]), and the last byte is its kind
+/// ([`kind_of`]).
 pub type Name = [u8; 32];
 
-/// Bytes that blobs of one owner have in common at the beginning of their names.
+/// The first bytes of a name, which are the same for all blobs of one owner.
 pub type Tag = [u8; 8];
 
-/// Kinds of blobs that are counted apart.
+/// Number of kinds of blobs with separate counters.
 pub const KINDS: usize = 4;
 
-/// The kind of a blob, below [`KINDS`]: the last byte of its name.
+/// Returns the kind of a blob, below [`KINDS`]: the last byte of its name.
 pub fn kind_of(name: &Name) -> usize {
     usize::from(name[31]).min(KINDS - 1)
 }
 
-/// The owner of a name.
+/// Returns the owner's part of a name.
 pub fn tag_of(name: &Name) -> Tag {
     let mut tag = [0; 8];
     tag.copy_from_slice(&name[..8]);

@@ -1,6 +1,6 @@
-//! Saved names: a label, the data that its owner wants back, and the blobs that are pinned as long as the name is there.
+//! Saved names: a label, its owner's data, and the blobs that are pinned as long as the name exists.
 //!
-//! Each is a file in `DIR/names`, in the format of a blob and encrypted like one. Its file's name is a hash of the label.
+//! Each name is a file in `DIR/names`, in the format of a blob and encrypted like one. The file's name is a hash of the label.
 
 use std::collections::HashSet;
 use std::io;
@@ -18,28 +18,28 @@ use crate::stats::Miss;
 use crate::store::{Store, held};
 use crate::{Name, Tag, tag_of};
 
-/// Names in a directory.
+/// The most names in a directory.
 pub const NAMES_MAX: usize = 64;
 /// The folder of the names.
 const NAMES: &str = "names";
-/// Bytes of a file that is read as a name.
+/// The most bytes of a file that is read as a name.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// Why a name was not saved.
+/// The reason why a name was not saved.
 #[derive(Debug, Error)]
 pub enum SaveError {
-    /// There are too many.
+    /// The directory has [`NAMES_MAX`] names already.
     #[error("{NAMES_MAX} prefixes are saved, which is the limit: remove one")]
     Full,
-    /// There is no room for its file.
+    /// Its file exceeds the room of the cache or the day's limit.
     #[error("{0} bytes do not fit into the cache on disk, or into the bytes of the day")]
     NoRoom(u64),
-    /// The system refused it.
+    /// The system reported an error.
     #[error("the disk failed: {0}")]
     Failed(#[from] io::Error),
 }
 
-/// What a name's file holds.
+/// The content of a name's file.
 struct Record {
     label: String,
     created: u64,
@@ -73,7 +73,7 @@ impl Record {
     }
 }
 
-/// Identifies a list of blobs by its last one. None of an empty list.
+/// Returns an id for a list of blobs, from the last one; `None` for an empty list.
 pub fn saved_id(blobs: &[Name]) -> Option<u64> {
     let [.., last] = blobs else { return None };
     last[8..].first_chunk().map(|bytes| u64::from_le_bytes(*bytes))
@@ -83,13 +83,13 @@ fn name_of(tag: &Tag, label: &str) -> Name {
     let mut name = [0; 32];
     name[..8].copy_from_slice(tag);
     let hash = digest(&SHA256, label.as_bytes());
-    // Not the last byte, which encryption leaves as it is.
+    // The last byte stays 0, because encryption leaves it as it is.
     name[8..31].copy_from_slice(&hash.as_ref()[..23]);
     name
 }
 
 impl Saved {
-    /// A saved name from its record; without a record it is encrypted, and there is no key.
+    /// Makes a saved name from its record. Without a record it is encrypted, and there is no key.
     fn of(record: Option<Record>, file: Name, file_bytes: u64) -> Self {
         let tag = tag_of(&file);
         let Some(Record { label, created, data, blobs }) = record else {
@@ -106,8 +106,8 @@ impl Store {
         held(&self.saved).clone()
     }
 
-    /// Saves data under a label of an owner, in place of what has it, and pins blobs: those that are there now. Those that are written
-    /// later must be pinned then ([`Self::pin_saved_blob`]). What was saved under the label before is pinned no longer.
+    /// Saves data under a label of an owner, in place of the label's previous data, and pins its blobs that exist now. Blobs that are
+    /// written later must be pinned after writing ([`Self::pin_saved_blob`]). Blobs of the label's previous data are unpinned.
     ///
     /// # Errors
     /// [`SaveError`].
@@ -125,7 +125,7 @@ impl Store {
         let before = self.blobs_of(&file);
         self.write(&self.file_of(&file), &file, &mut payload)?;
         self.count_written(file_bytes);
-        // Of the same label before: its file was replaced.
+        // Removes the list entry of the same label: its file was replaced.
         self.forget_saved(&file);
         self.outside.fetch_add(file_bytes, Relaxed);
         let blobs = record.blobs.clone();
@@ -138,7 +138,7 @@ impl Store {
         Ok(())
     }
 
-    /// The names of a directory that a process may use. The labels of encrypted ones are not known.
+    /// Lists the names of a directory, which a process may be using. The labels of encrypted names are not known.
     pub fn list_saved(dir: &Path, files: &dyn Files) -> Vec<Saved> {
         let (dir, mut all) = (dir.join(NAMES), Vec::new());
         let _ = files.list(&dir, &mut |found| {
@@ -154,7 +154,7 @@ impl Store {
         all
     }
 
-    /// The data of a label.
+    /// Returns the data of a label.
     pub fn load_name(&self, tag: &Tag, label: &str) -> Option<Vec<u8>> {
         let file = self.stored(&name_of(tag, label));
         held(&self.saved).iter().find(|saved| saved.file == file)?;
@@ -167,7 +167,7 @@ impl Store {
         }
     }
 
-    /// Removes a label; its blobs are pinned no longer, unless another label has them. False if there is none.
+    /// Removes a label. Its blobs are unpinned, unless another label has them. False if there is no such label.
     pub fn remove_name(&self, tag: &Tag, label: &str) -> bool {
         let file = self.stored(&name_of(tag, label));
         let blobs = self.blobs_of(&file);
@@ -178,15 +178,15 @@ impl Store {
         true
     }
 
-    /// Pins a blob that was written after its name was saved; `id` is the name's. False if the name was removed meanwhile, or as
+    /// Pins a blob that was written after its name was saved; `id` is the name's id. False if the name was removed meanwhile, or as for
     /// [`Self::pin`].
     pub fn pin_saved_blob(&self, name: &Name, id: u64) -> bool {
-        // Held until the blob is pinned: a name leaves the list before its blobs are pinned no longer.
+        // Held until the blob is pinned: a name is removed from the list before its blobs are unpinned.
         let saved = held(&self.saved);
         saved.iter().any(|saved| saved.id == Some(id)) && self.pin(name, None)
     }
 
-    /// Pinned bytes that remain when a label gets these blobs in place of its own.
+    /// Pinned bytes that remain when a label gets these blobs in place of its previous ones.
     pub fn pinned_bytes_beside(&self, tag: &Tag, label: &str, blobs: &[Name]) -> u64 {
         let file = self.stored(&name_of(tag, label));
         let mut own: HashSet<Name> = self.blobs_of(&file).into_iter().collect();
@@ -198,7 +198,7 @@ impl Store {
         index.pinned_bytes().saturating_sub(own)
     }
 
-    /// Removes the labels of all owners, or of one.
+    /// Removes the labels of one owner, or of all owners.
     pub(crate) fn clear_saved(&self, tag: Option<Tag>) {
         for saved in self.saved().into_iter().filter(|saved| tag.is_none_or(|tag| saved.tag == tag)) {
             self.forget_saved(&saved.file);
@@ -206,7 +206,7 @@ impl Store {
         }
     }
 
-    /// Finds the names of the directory, and returns their blobs. Damaged names are removed.
+    /// Reads the names of the directory, and returns their blobs. Damaged names are removed.
     pub(crate) fn find_saved(&self) -> Vec<Name> {
         let (mut found, mut pinned) = (Vec::new(), Vec::new());
         let _ = self.files.list(&self.dir.join(NAMES), &mut |file| match parse(&file.name) {
@@ -231,7 +231,7 @@ impl Store {
         pinned
     }
 
-    /// Pins the blobs of all names, and unpins those of `blobs` that no name has.
+    /// Pins the blobs of all names, and unpins the blobs in `blobs` that no name has.
     fn pin_saved_alone(&self, blobs: Vec<Name>) {
         let mut unsaved: HashSet<Name> = blobs.into_iter().collect();
         let mut kept = Vec::new();
@@ -239,17 +239,17 @@ impl Store {
             kept.extend(self.blobs_of(&saved.file));
         }
         kept.iter().for_each(|name| _ = unsaved.remove(name));
-        // First, so that the bytes that can be pinned are free for the others.
+        // Unpinned first, so that more bytes can be pinned for the others.
         unsaved.iter().for_each(|name| self.unpin(name));
         kept.iter().for_each(|name| _ = self.pin(name, None));
     }
 
-    /// The blobs of a name's file; none if it cannot be read.
+    /// The blobs of a name's file; empty if it cannot be read.
     fn blobs_of(&self, file: &Name) -> Vec<Name> {
         self.read_record(file).ok().flatten().map_or_else(Vec::new, |record| record.blobs)
     }
 
-    /// What a file holds; none if it is encrypted and there is no key.
+    /// Reads the record of a name's file; `None` if it is encrypted and there is no key.
     fn read_record(&self, file: &Name) -> Result<Option<Record>, Miss> {
         let mut payload = Vec::new();
         let closed = self.read_any(file, &self.file_of(file), FILE_BYTES_MAX, &mut payload)?;
@@ -259,7 +259,7 @@ impl Store {
         Record::read(&payload).map(Some).ok_or(Miss::Damaged)
     }
 
-    /// Takes a name out of the list. Returns the bytes of its file; none if it is not there.
+    /// Removes a name from the list. Returns the bytes of its file; `None` if it is not in the list.
     fn forget_saved(&self, file: &Name) -> Option<u64> {
         let mut list = held(&self.saved);
         let at = list.iter().position(|saved| saved.file == *file)?;

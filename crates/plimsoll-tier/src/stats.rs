@@ -1,4 +1,4 @@
-//! What a store has done, counted where other threads can read it.
+//! The counters of a store, which other threads can read.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -6,80 +6,80 @@ use std::time::{Duration, Instant};
 
 use crate::{KINDS, Name, kind_of};
 
-/// Why a blob was not read.
+/// The reason why a blob was not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Miss {
-    /// There is none of this name.
+    /// No blob has this name.
     Absent,
     /// Its file is gone.
     Gone,
-    /// Its file is not what was written: too short, of another version, or with a wrong checksum.
+    /// Its file differs from the written one: it is too short, has another version, or a wrong checksum.
     Damaged,
     /// The system reported an error.
     Failed,
 }
 
-/// Why a blob was not written.
+/// The reason why a blob was not written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// It is larger than the whole store may be.
+    /// It is larger than the limit of the whole store.
     TooLarge,
-    /// The day's bytes are written.
+    /// It exceeds the day's limit of written bytes.
     DayLimit,
     /// The system reported an error.
     Failed,
-    /// What could not be removed fills the store.
+    /// Files that could not be removed fill the store.
     Stuck,
 }
 
 /// Counters of one kind of blobs.
 #[derive(Debug, Default)]
 pub struct KindCounts {
-    /// Blobs read.
+    /// Number of blobs read.
     pub hits: AtomicU64,
-    /// Blobs that were not read, by [`Miss`].
+    /// Number of blobs that were not read, by [`Miss`].
     pub misses: [AtomicU64; 4],
-    /// Blobs on disk.
+    /// Number of blobs on disk.
     pub blobs: AtomicU64,
-    /// Bytes of the disk that they take.
+    /// Bytes of the disk that these blobs take.
     pub bytes: AtomicU64,
 }
 
 /// Counters of one store.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// By kind ([`crate::kind_of`]).
+    /// Counters by kind ([`crate::kind_of`]).
     pub kinds: [KindCounts; KINDS],
     /// Bytes of blobs read.
     pub hit_bytes: AtomicU64,
-    /// Blobs written.
+    /// Number of blobs written.
     pub written: AtomicU64,
-    /// Bytes of their payloads.
+    /// Bytes of the written payloads.
     pub payload_bytes: AtomicU64,
-    /// Bytes of the disk that writing took, those of failed attempts included.
+    /// Bytes of the disk that writing took, failed attempts included.
     pub written_bytes: AtomicU64,
-    /// Blobs that were not written, by [`Refused`].
+    /// Number of blobs that were not written, by [`Refused`].
     pub refused: [AtomicU64; 4],
-    /// Blobs removed to make room.
+    /// Number of blobs removed to make room.
     pub collected: AtomicU64,
-    /// Blobs there are.
+    /// Number of blobs in the store.
     pub blobs: AtomicU64,
-    /// Bytes of the disk they take.
+    /// Bytes of the disk that the store takes.
     pub bytes: AtomicU64,
-    /// Bytes of those that are pinned.
+    /// Bytes of the pinned blobs.
     pub pinned_bytes: AtomicU64,
-    /// Bytes a second of the last reads, and of the last writes; 0: none yet.
+    /// Rate of the last reads in bytes a second, as a moving average; 0 before the first.
     pub read_rate: AtomicU64,
-    /// See [`Self::read_rate`].
+    /// The same for writes.
     pub write_rate: AtomicU64,
     spoken: [Spoken; 2],
 }
 
-/// When a fault was last logged.
+/// The time at which a fault was last logged.
 #[derive(Debug, Default)]
 struct Spoken(Mutex<Option<Instant>>);
 
-/// Faults of one kind are logged so often at most.
+/// The least time between two log lines about faults of one kind.
 const LOG_EVERY: Duration = Duration::from_secs(60);
 
 impl Spoken {
@@ -95,12 +95,12 @@ impl Spoken {
 }
 
 impl Counts {
-    /// Blobs of all kinds that were not read for this reason.
+    /// Number of blobs of all kinds that were not read for this reason.
     pub fn misses(&self, miss: Miss) -> u64 {
         self.kinds.iter().map(|kind| kind.misses[miss as usize].load(Relaxed)).sum()
     }
 
-    /// Counts a blob that was not read, and logs it now and then unless there was none.
+    /// Counts a blob that was not read. Logs it at most once a minute, and never if it is absent.
     pub(crate) fn missed(&self, name: &Name, miss: Miss, why: &dyn std::fmt::Display) {
         self.kinds[kind_of(name)].misses[miss as usize].fetch_add(1, Relaxed);
         if miss != Miss::Absent && self.spoken[0].due() {
@@ -108,7 +108,7 @@ impl Counts {
         }
     }
 
-    /// The same for one that was not written.
+    /// The same for a blob that was not written.
     pub(crate) fn refuse(&self, refused: Refused, why: &dyn std::fmt::Display) {
         self.refused[refused as usize].fetch_add(1, Relaxed);
         if self.spoken[1].due() {
@@ -116,7 +116,7 @@ impl Counts {
         }
     }
 
-    /// Takes one more measurement into a rate: an eighth of it.
+    /// Adds one measurement to a moving average, with a weight of one eighth.
     pub(crate) fn rate(rate: &AtomicU64, bytes: u64, took: Duration) {
         let now = (bytes as f64 / took.as_secs_f64().max(1e-6)) as u64;
         let before = rate.load(Relaxed);

@@ -9,8 +9,8 @@
 //! DIR/blobs/xy/     blobs whose ninth byte of the name is 0xxy
 //! ```
 //!
-//! A blob is written under a temporary name and renamed, so that a process killed at any byte leaves a temporary file at most. The
-//! next [`Store::open`] removes it. Nothing is synced: what a power cut loses or cuts short is found by its checksum.
+//! A blob is written under a temporary name and renamed, so that a process killed at any byte leaves a temporary file at most. The next
+//! [`Store::open`] removes it. Files are not synced: a blob that a power cut loses or truncates is found by its checksum.
 
 use std::fs::File;
 use std::io;
@@ -31,42 +31,42 @@ use crate::index::Index;
 use crate::stats::{Counts, Miss, Refused};
 use crate::{Name, kind_of};
 
-/// A used file is touched when it was not for so many seconds.
+/// A used file is touched when its last touch is at least this many seconds old.
 const TOUCH_SECONDS: u64 = 60;
 
-/// A blob is removed when the system refused to read it so many times in a row.
+/// A blob is removed when the system refused to read it this many times in a row.
 const FAILURES_MAX: u8 = 3;
-/// Files that are tried for one that can be removed, to make room for a blob.
+/// The most files that are tried, to find a removable one when a blob needs room.
 const REMOVALS_MAX: usize = 4;
 
 /// The bounds of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of the disk that its blobs take.
+    /// The most bytes of the disk that its blobs take.
     pub bytes: u64,
-    /// Blobs.
+    /// The most blobs.
     pub entries: usize,
-    /// Bytes that may be written in a day (UTC); none: any number.
+    /// The most bytes that may be written in a day (UTC); `None`: no limit.
     pub write_bytes_per_day: Option<u64>,
 }
 
-/// How the blobs of a directory are kept.
+/// The encryption of a directory's blobs.
 #[derive(Clone, Copy, Debug)]
 pub enum Access<'a> {
     /// Without encryption.
     Plain,
     /// Encrypted with this key.
     Key(&'a Key),
-    /// In either way, for upkeep: blobs can be listed, checked and removed, not read.
+    /// Either encryption, for upkeep: blobs can be listed, checked and removed, but not read.
     Upkeep,
 }
 
-/// What became of a blob that was to be written.
+/// The result of writing a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Put {
-    /// It is there now.
+    /// It was written.
     Written,
-    /// It was there.
+    /// It was in the store already.
     Known,
     /// It was not written.
     Refused(Refused),
@@ -87,7 +87,7 @@ pub struct Store {
     pub(crate) outside: AtomicU64,
     pub(crate) saved: Mutex<Vec<Saved>>,
     pub(crate) counts: Counts,
-    /// Held as long as the store.
+    /// The directory's lock, held as long as the store lives.
     _lock: DirLock,
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Store {
-    /// Opens a directory, made if it is not there, and finds its blobs; those beyond the bounds are removed, the coldest first.
+    /// Opens a directory, and creates it if it does not exist. Finds its blobs and removes the coldest ones beyond the limits.
     ///
     /// # Errors
     /// [`OpenError`] if it is in use, open to other users, or not writable, or if its blobs are encrypted.
@@ -104,7 +104,7 @@ impl Store {
         Self::open_with(dir, limits, files, Access::Plain)
     }
 
-    /// The same for blobs that may be encrypted. A directory without blobs takes any key.
+    /// The same for blobs that can be encrypted. A directory without blobs accepts any key.
     ///
     /// # Errors
     /// As [`Self::open`], and [`OpenError::OtherKey`].
@@ -141,7 +141,7 @@ impl Store {
         Ok(store)
     }
 
-    /// Compares a directory's mark with that of a key. A directory without blobs gets the key's.
+    /// Compares a directory's mark with the mark of a key. A directory without blobs gets the key's mark.
     fn check_key(dir: &Path, files: &dyn Files, cipher: Option<&Cipher>) -> Result<(), OpenError> {
         let failed = |what, error| OpenError::Io { what, path: mark_of(dir), error };
         let own = cipher.map(Cipher::mark);
@@ -174,33 +174,33 @@ impl Store {
         &self.seed
     }
 
-    /// Its bounds.
+    /// Returns the limits of the store.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// Bytes of blobs that can be pinned: a quarter of the limit.
+    /// The most bytes of blobs that can be pinned: a quarter of the limit.
     pub fn pinned_bytes_max(&self) -> u64 {
         self.limits.bytes / 4
     }
 
-    /// What it has done and holds.
+    /// Returns the counters of the store.
     pub fn counts(&self) -> &Counts {
         &self.counts
     }
 
-    /// Whether a blob is there. This takes one look into a table; with a key also a hash of the name.
+    /// Whether the store has a blob. This takes one lookup in a table; with a key also a hash of the name.
     pub fn contains(&self, name: &Name) -> bool {
         held(&self.index).contains(&self.stored(name))
     }
 
-    /// The same for one that is wanted now: it is used, whether it will be read or memory has the same.
+    /// The same for a blob that is needed now. It counts as used, whether it is read from disk or found in memory.
     pub fn touch(&self, name: &Name) -> bool {
         held(&self.index).warm(&self.stored(name)).is_some()
     }
 
-    /// Pins a blob for so many minutes, or until it is removed, so that others make room before it. False if there is none, or if it
-    /// would be more than a quarter of the store.
+    /// Pins a blob for this many minutes, or until it is removed, so that other blobs are removed before it. False if there is no such
+    /// blob, or if more than a quarter of the store would be pinned.
     pub fn pin(&self, name: &Name, minutes: Option<u32>) -> bool {
         let (name, mut index) = (self.stored(name), held(&self.index));
         index.advance((now() / 60) as u32);
@@ -209,29 +209,29 @@ impl Store {
         pinned
     }
 
-    /// Pins a blob no longer.
+    /// Ends the pin of a blob.
     pub fn unpin(&self, name: &Name) {
         let (name, mut index) = (self.stored(name), held(&self.index));
         index.unpin(&name);
         self.counts.pinned_bytes.store(index.pinned_bytes(), Relaxed);
     }
 
-    /// Whether a blob is there and pinned.
+    /// Whether the store has a blob and it is pinned.
     pub fn is_pinned(&self, name: &Name) -> bool {
         held(&self.index).pinned_bytes_of(&self.stored(name)) > 0
     }
 
-    /// Bytes of the disk that a blob takes.
+    /// Bytes of the disk that a blob with a payload of this size takes.
     pub fn disk_bytes(&self, payload: usize) -> u64 {
         blob::disk_bytes(payload, self.cipher.is_some())
     }
 
-    /// Writes a blob unless it is there.
+    /// Writes a blob unless the store has it.
     pub fn put(&self, name: &Name, payload: &[u8]) -> Put {
         self.put_in_place(name, &mut payload.to_vec())
     }
 
-    /// The same without a copy. What `payload` holds afterwards is unspecified.
+    /// The same without a copy. The content of `payload` is unspecified afterwards.
     pub fn put_in_place(&self, name: &Name, payload: &mut [u8]) -> Put {
         let name = &self.stored(name);
         if held(&self.index).contains(name) {
@@ -261,12 +261,12 @@ impl Store {
         Put::Written
     }
 
-    /// Whether the day's bytes allow so many more.
+    /// Whether the day's limit allows this many more bytes.
     pub(crate) fn may_write(&self, bytes: u64) -> bool {
         held(&self.day).allows(bytes, now())
     }
 
-    /// Counts bytes that were written, or that a failed write may have.
+    /// Counts bytes that were written, or that a failed write may have written.
     pub(crate) fn count_written(&self, bytes: u64) {
         held(&self.day).count(bytes, &*self.files);
         self.counts.written_bytes.fetch_add(bytes, Relaxed);
@@ -275,7 +275,7 @@ impl Store {
     /// Reads a blob of exactly this many bytes.
     ///
     /// # Errors
-    /// [`Miss`]; what `payload` holds then is nothing to use. A damaged blob is removed, and one that the system refused to read
+    /// [`Miss`]; the content of `payload` is then unspecified. A damaged blob is removed, and so is a blob that the system refused to read
     /// several times in a row.
     pub fn get(&self, name: &Name, payload: &mut [u8]) -> Result<(), Miss> {
         let name = &self.stored(name);
@@ -285,7 +285,7 @@ impl Store {
         };
         let (path, began) = (self.path(name), Instant::now());
         if let Err((miss, error)) = self.read(name, &path, self.cipher.is_some(), payload) {
-            // The system may be at fault and not the file: descriptors run out, a network disk is away for a moment.
+            // The system can be at fault rather than the file: descriptors run out, or a network disk is away for a moment.
             let keep = miss == Miss::Failed && held(&self.index).was_read(name, false) < FAILURES_MAX;
             if !keep {
                 held(&self.index).remove(name);
@@ -308,12 +308,12 @@ impl Store {
         Ok(())
     }
 
-    /// Saves what a restart needs.
+    /// Saves the day's count for a restart.
     pub fn save(&self) {
         held(&self.day).save(&*self.files);
     }
 
-    /// Removes the coldest blobs until there is room for so many bytes more. False if what cannot be removed is in the way; that stays in
+    /// Removes the coldest blobs until this many more bytes fit. False if files that cannot be removed leave too little room; these stay in
     /// the index.
     pub(crate) fn make_room(&self, bytes: u64) -> bool {
         let mut refused = 0;
@@ -342,14 +342,14 @@ impl Store {
         self.stuck.load(Relaxed) + self.outside.load(Relaxed)
     }
 
-    /// Removes a file. What cannot be removed goes on taking its bytes.
+    /// Removes a file. If that fails, its bytes still count as taken.
     pub(crate) fn discard(&self, path: &Path, bytes: u64) {
         if !self.remove_file(path) {
             self.stuck.fetch_add(bytes, Relaxed);
         }
     }
 
-    /// Whether a file is gone now.
+    /// Removes a file. Returns whether it is gone.
     pub(crate) fn remove_file(&self, path: &Path) -> bool {
         self.files.remove(path).err().is_none_or(|error| error.kind() == io::ErrorKind::NotFound)
     }

@@ -1,6 +1,6 @@
-//! A thread over a [`Store`]: its caller hands out buffers and takes them back, and never waits for the disk.
+//! A thread over a [`Store`]: its caller passes buffers to it and gets them back, and never waits for the disk.
 //!
-//! Buffers are made once, of a few sizes ([`Class`]); a blob that finds none free is not written now. Reads go before writes.
+//! Buffers are allocated once, in a few sizes ([`Class`]). A blob without a free buffer is not written. Reads go before writes.
 
 use std::collections::VecDeque;
 use std::io;
@@ -20,11 +20,11 @@ const LAST_WRITES: Duration = Duration::from_secs(5);
 /// Buffers of one size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Class {
-    /// Bytes of each.
+    /// Bytes of each buffer.
     pub bytes: usize,
-    /// Buffers for blobs on their way to the disk.
+    /// Number of buffers for blobs that are being written.
     pub writes: usize,
-    /// Buffers for blobs on their way back.
+    /// Number of buffers for blobs that are being read.
     pub reads: usize,
 }
 
@@ -41,10 +41,10 @@ struct Buffer {
     bytes: Box<[u8]>,
 }
 
-/// A read that has ended.
+/// A finished read.
 #[derive(Debug)]
 pub struct Read {
-    /// What [`Tier::read`] was told.
+    /// The ticket that was passed to [`Tier::read`].
     pub ticket: u64,
     /// Whether the buffer holds the blob.
     pub outcome: Result<(), Miss>,
@@ -75,7 +75,7 @@ struct Shared {
     store: Arc<Store>,
     jobs: Mutex<Jobs>,
     wake: Condvar,
-    /// From a call of [`Tier::clear`] until all is removed nothing is found and nothing written.
+    /// True from a call of [`Tier::clear`] until all is removed; meanwhile no blob is found or written.
     clearing: AtomicBool,
 }
 
@@ -85,22 +85,22 @@ pub struct Tier {
     done: Receiver<Done>,
     /// Free buffers of each class: for writes, for reads.
     free: Vec<[Vec<Buffer>; 2]>,
-    /// Writes that were handed over and did not come back yet.
+    /// Number of writes that were handed over and are not done.
     writing: usize,
-    /// Reads that came back while the tier looked for buffers.
+    /// Finished reads that [`Tier::next_read`] has not returned yet.
     ready: VecDeque<Read>,
-    /// The thread has ended: nothing is read or written any more.
+    /// Whether the thread has ended: no blob is read or written any more.
     dead: bool,
 }
 
 impl Tier {
-    /// Starts the thread, with all buffers there.
+    /// Starts the thread and allocates all buffers.
     ///
     /// # Errors
     /// The system refused the thread.
     pub fn start(store: Store, classes: &[Class]) -> io::Result<Self> {
         let make = |class: usize, count: usize, bytes: usize| {
-            // Not zeros, which the system would provide only as they are used: the owner counts all bytes as held.
+            // Not zeros, for which the system would provide memory only on first use: the owner counts all bytes as held.
             (0..count).map(|_| Buffer { class, bytes: vec![1; bytes].into_boxed_slice() }).collect::<Vec<_>>()
         };
         let each = classes.iter().enumerate();
@@ -113,34 +113,34 @@ impl Tier {
         let wake = Condvar::new();
         let store = Arc::new(store);
         let shared = Arc::new(Shared { store, jobs: Mutex::new(jobs), wake, clearing: AtomicBool::new(false) });
-        // A place for every buffer: the thread never waits for its caller.
+        // The channel has a place for every buffer, so the thread never waits for its caller.
         let (sender, done) = sync_channel(reads + writes);
         let own = Arc::clone(&shared);
         std::thread::Builder::new().name("plimsoll-disk".into()).spawn(move || own.run(&sender))?;
         Ok(Self { shared, done, free, writing: 0, ready: VecDeque::with_capacity(reads), dead: false })
     }
 
-    /// The store, which other threads may use, too.
+    /// Returns the store, which other threads may use too.
     pub fn store(&self) -> &Arc<Store> {
         &self.shared.store
     }
 
-    /// What the store has done and holds.
+    /// Returns the counters of the store.
     pub fn counts(&self) -> &Counts {
         self.shared.store.counts()
     }
 
-    /// Whether a blob is there.
+    /// Whether the store has a blob.
     pub fn contains(&self, name: &Name) -> bool {
         !self.dead && !self.shared.clearing.load(Acquire) && self.shared.store.contains(name)
     }
 
-    /// The same for one that is wanted now, which counts as a use.
+    /// The same for a blob that is needed now, which counts as a use.
     pub fn touch(&self, name: &Name) -> bool {
         !self.dead && !self.shared.clearing.load(Acquire) && self.shared.store.touch(name)
     }
 
-    /// Pins a blob that is there for so many minutes, or for good ([`Store::pin`]).
+    /// Pins a blob of the store for this many minutes, or until it is removed ([`Store::pin`]).
     pub fn pin(&self, name: &Name, minutes: Option<u32>) -> bool {
         !self.dead && !self.shared.clearing.load(Acquire) && self.shared.store.pin(name, minutes)
     }
@@ -150,13 +150,13 @@ impl Tier {
         !self.dead && !self.shared.clearing.load(Acquire) && self.shared.store.pin_saved_blob(name, id)
     }
 
-    /// Whether a write of this class finds a buffer.
+    /// Whether a write of this class has a free buffer.
     pub fn can_write(&mut self, class: usize) -> bool {
         self.collect();
         !self.dead && !self.shared.clearing.load(Acquire) && !self.free[class][0].is_empty()
     }
 
-    /// Hands over a blob that `fill` writes into a buffer; false if there is none.
+    /// Hands over a blob that `fill` writes into a buffer; false if there is no free buffer.
     pub fn write(&mut self, class: usize, name: &Name, fill: impl FnOnce(&mut [u8])) -> bool {
         if !self.can_write(class) {
             return false;
@@ -168,14 +168,14 @@ impl Tier {
         true
     }
 
-    /// Asks for a blob; false if there is no buffer. [`Self::next_read`] returns it, in the order of these calls.
+    /// Asks for a blob; false if there is no free buffer. [`Self::next_read`] returns it, in the order of these calls.
     pub fn read(&mut self, class: usize, ticket: u64, name: &Name) -> bool {
         let Some(buffer) = self.free[class][1].pop().filter(|_| !self.dead) else { return false };
         self.jobs(|jobs| jobs.reads.push_back((ticket, *name, buffer)));
         true
     }
 
-    /// The next read that has ended; none if that takes longer than `wait`.
+    /// Returns the next finished read; `None` if that takes longer than `wait`.
     pub fn next_read(&mut self, wait: Duration) -> Option<Read> {
         let until = Instant::now() + wait;
         loop {
@@ -202,18 +202,18 @@ impl Tier {
         self.free[buffer.class][1].push(buffer);
     }
 
-    /// Whether the thread has ended, by a panic: nothing is read or written any more.
+    /// Whether the thread has ended by a panic: no blob is read or written any more.
     pub fn is_dead(&self) -> bool {
         self.dead
     }
 
-    /// Writes that are not done yet.
+    /// Number of writes that are not done yet.
     pub fn writing(&mut self) -> usize {
         self.collect();
         self.writing
     }
 
-    /// Removes every blob, or those of one owner. From now on none of these is found.
+    /// Removes every blob, or the blobs of one owner. From now on none of these is found.
     pub fn clear(&mut self, tag: Option<Tag>) {
         let clearing = &self.shared.clearing;
         self.jobs(|jobs| {
@@ -252,11 +252,11 @@ impl Tier {
 }
 
 impl Drop for Tier {
-    /// Lets the last writes end, unless the disk hangs.
+    /// Waits for the last writes, unless the disk hangs.
     fn drop(&mut self) {
         self.jobs(|jobs| jobs.stop = true);
         let until = Instant::now() + LAST_WRITES;
-        // The thread drops its end when it ends.
+        // The thread drops its end of the channel when it ends.
         while let Ok(done) = self.done.recv_timeout(until.saturating_duration_since(Instant::now())) {
             self.take(done);
         }

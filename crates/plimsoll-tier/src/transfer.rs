@@ -1,4 +1,4 @@
-//! The way of a blob to its file and back: header, encryption, temporary name.
+//! Reading and writing a blob's file: header, encryption, temporary name.
 
 use std::io;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::cipher::{LEAD_BYTES, lead_bytes};
 use crate::stats::Miss;
 use crate::store::Store;
 
-/// What an error of a read says about the file.
+/// Returns the kind of miss for an error of a read.
 pub(crate) fn miss_of(error: &io::Error) -> Miss {
     match error.kind() {
         io::ErrorKind::NotFound => Miss::Gone,
@@ -46,7 +46,7 @@ impl Store {
         }
     }
 
-    /// Reads a file of any length up to a bound, and decrypts it if there is a key. Returns whether it is encrypted and there is none.
+    /// Reads a file of any length up to a limit, and decrypts it if there is a key. Returns true if it is encrypted and there is no key.
     pub(crate) fn read_any(&self, name: &Name, path: &Path, most: u64, payload: &mut Vec<u8>) -> Result<bool, Miss> {
         let mut header = [0; HEADER_BYTES];
         let bytes = self.files.read(path, &mut [&mut header]).map_err(|error| miss_of(&error))?;
@@ -57,7 +57,7 @@ impl Store {
         Ok(encrypted && self.cipher.is_none())
     }
 
-    /// Writes a blob under a temporary name beside `path`, and renames it. With a key `payload` is encrypted where it is.
+    /// Writes a blob under a temporary name beside `path`, and renames it. With a key `payload` is encrypted in place.
     pub(crate) fn write(&self, path: &Path, name: &Name, payload: &mut [u8]) -> io::Result<()> {
         let temporary = path.with_extension("tmp");
         let (bytes, about) = (payload.len(), blob::about(name, self.cipher.is_some(), payload.len()));

@@ -1,4 +1,4 @@
-//! What is done with all blobs of a directory at once: find, list, check, remove them.
+//! Operations on all blobs of a directory: find, list, check and remove them.
 
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,14 +11,14 @@ use crate::stats::Miss;
 use crate::store::{Store, held};
 use crate::{Name, Tag, tag_of};
 
-/// What a look at every blob found.
+/// The result of checking every blob.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checked {
-    /// Blobs that are as they were written.
+    /// Blobs that are intact.
     pub whole: u64,
-    /// Blobs that are not; they were removed.
+    /// Blobs that are not intact; they were removed.
     pub damaged: u64,
-    /// Of these, blobs that are encrypted, and there is no key: their checksums are right.
+    /// Intact blobs that are encrypted, without a key to decrypt them: their checksums are right.
     pub closed: u64,
     /// Blobs that the system could not read; they stay.
     pub unreadable: u64,
@@ -27,7 +27,7 @@ pub struct Checked {
 }
 
 impl Store {
-    /// Removes every blob, or those of one owner. Afterwards none of these is in the index, whatever the disk does.
+    /// Removes every blob, or the blobs of one owner. Afterwards none of these is in the index, even if the disk fails.
     pub fn clear(&self, tag: Option<Tag>) {
         let wanted = |name: &Name| tag.is_none_or(|tag| tag_of(name) == tag);
         let (mut names, mut next) = (Vec::new(), Some(0));
@@ -46,7 +46,7 @@ impl Store {
         self.refresh();
     }
 
-    /// Tries files again that could not be removed before.
+    /// Tries again to remove files that could not be removed before.
     fn remove_stuck(&self, wanted: impl Fn(&Name) -> bool) {
         Self::each(&self.dir, &*self.files, |name, bytes, _| {
             if wanted(name) && !held(&self.index).contains(name) && self.remove_file(&self.path(name)) {
@@ -56,7 +56,7 @@ impl Store {
         });
     }
 
-    /// Calls `each` with every blob of a directory: its name, its bytes of the disk, when it was last used. A process may use the
+    /// Calls `each` with every blob of a directory: its name, its bytes of the disk, and the time of its last use. A process may use the
     /// directory meanwhile.
     pub fn each(dir: &Path, files: &dyn Files, mut each: impl FnMut(&Name, u64, SystemTime)) {
         for shard in 0..=u8::MAX {
@@ -68,7 +68,7 @@ impl Store {
         }
     }
 
-    /// Reads every blob and removes those that are not as they were written.
+    /// Reads every blob and removes those that are not intact.
     pub fn verify(&self) -> Checked {
         let (mut checked, mut payload) = (Checked::default(), Vec::new());
         let mut names = Vec::new();
@@ -93,7 +93,7 @@ impl Store {
         checked
     }
 
-    /// Finds the blobs of the directory, in the order of their last use, and removes what writes have left half done.
+    /// Finds the blobs of the directory, in the order of their last use, and removes files of unfinished writes.
     pub(crate) fn scan(&self) {
         let mut found: Vec<(SystemTime, Name, u64)> = Vec::new();
         for shard in 0..=u8::MAX {

@@ -19,7 +19,7 @@ pub trait Grammar: Debug + Send + Sync {
     fn bytes_max(&self, max_tokens: u32) -> u64;
 }
 
-/// Why an output cannot go on.
+/// The reason why an output cannot continue.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 pub enum Unfit {
     /// The output cannot follow its grammar; the text is for the client.

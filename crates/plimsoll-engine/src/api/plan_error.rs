@@ -21,7 +21,7 @@ pub enum PlanError {
     /// The planner's own run failed: a bug, reported as itself.
     #[error("planning a step: {0}")]
     Step(#[from] DeviceError),
-    /// How the checkpoint's media are prepared cannot be used.
+    /// The checkpoint's rules for preparing media cannot be used.
     #[error(transparent)]
     Media(#[from] MediaError),
     /// An option is out of range.

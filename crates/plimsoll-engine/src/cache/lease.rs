@@ -343,7 +343,7 @@ impl StateLease {
         }
     }
 
-    /// Moves on by the first `rows` rows from `start`, for which [`Self::outputs`] has chosen slots.
+    /// Advances by the first `rows` rows from `start`, for which [`Self::outputs`] has chosen slots.
     pub fn advance(&mut self, start: usize, rows: usize, each: bool) {
         if self.width == 0 {
             return;

@@ -256,7 +256,7 @@ impl PagePool {
         self.slots[page.index()].refs = refs + 1;
     }
 
-    /// Gives one holder's claim back and says whether the page became free.
+    /// Releases one holder's claim; returns whether the page became free.
     ///
     /// A sequence releases its pages deepest first ([`Self::release_all`] does), so that a prefix is always colder
     /// than what continues it and eviction meets leaves first.
@@ -311,7 +311,7 @@ impl PagePool {
         true
     }
 
-    /// Gives the prefix index's claim on `page` back and says whether the page became free.
+    /// Releases the prefix index's claim on `page`; returns whether the page became free.
     pub(super) fn uncache(&mut self, page: PageId) -> bool {
         let refs = self.refs_of(page).unwrap_or(0);
         if refs & CACHED == 0 {

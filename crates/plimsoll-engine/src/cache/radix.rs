@@ -82,7 +82,7 @@ pub enum IndexError {
         /// The inconsistency.
         what: &'static str,
     },
-    /// The number of nodes is not what the counter says.
+    /// The number of nodes differs from the counter.
     #[error("the prefix index has {found} nodes, its counter says {counted}")]
     Miscounted {
         /// Nodes found in the table.
@@ -296,7 +296,7 @@ impl PrefixIndex {
         (parent, free)
     }
 
-    /// Lets others share the pages of a sequence that goes on running; returns how many pages were added.
+    /// Shares the pages of a sequence that continues to run; returns the number of added pages.
     ///
     /// `pages[i]` holds `key.tokens[i * PAGE_TOKENS..][..PAGE_TOKENS]`; the caller holds every one of them and keeps its
     /// claims, the index adds its own. Only whole pages count. A prefix that is known already keeps its page; where

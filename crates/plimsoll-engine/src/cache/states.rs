@@ -29,9 +29,9 @@ impl SlotId {
 /// Why a checkpoint was made, which decides how long it is worth keeping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// The end of a prompt: where the conversation's next turn will start from.
+    /// The end of a prompt, from which the conversation's next turn will start.
     EndOfInput,
-    /// Where prompts part: where others with the same beginning will start from.
+    /// The point where prompts diverge, from which others with the same beginning will start.
     Boundary,
 }
 

@@ -1,4 +1,4 @@
-//! Why a model cannot be opened, and the reader of the small files beside a checkpoint.
+//! Errors of opening a model, and the reader of the small files beside a checkpoint.
 
 use std::fs::File;
 use std::io::Read;
@@ -9,13 +9,13 @@ use plimsoll_text::TextError;
 use serde_json::Value;
 use thiserror::Error;
 
-/// The largest of the small files beside a checkpoint that is read.
+/// The most bytes of a small file beside a checkpoint.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Why a model cannot be opened.
+/// The reason why a model cannot be opened.
 #[derive(Debug, Error)]
 pub enum LoadingError {
-    /// The checkpoint is broken or not one.
+    /// The path is no checkpoint, or the checkpoint is broken.
     #[error(transparent)]
     Format(#[from] FormatError),
     /// Tokenizer or chat template are broken.
@@ -27,7 +27,7 @@ pub enum LoadingError {
     /// The files of sentence-transformers are broken, or ask for something else than pooling and normalization.
     #[error("sentence-transformers' {0}")]
     Sentence(String),
-    /// The pooling of a GGUF file is none that is done here.
+    /// The pooling of a GGUF file is not supported.
     #[error("the GGUF file's {0} (--pooling mean, last or cls overrides it)")]
     Pooling(String),
     /// The sampling that the checkpoint recommends is broken.
@@ -40,9 +40,9 @@ pub enum LoadingError {
     DraftTokens {
         /// The first token that differs.
         id: u32,
-        /// How the draft model spells it.
+        /// The draft model's spelling.
         draft: String,
-        /// How the model does.
+        /// The model's spelling.
         own: String,
     },
     /// The checkpoint holds a configuration only.
@@ -50,7 +50,7 @@ pub enum LoadingError {
     NoWeights(String),
 }
 
-/// One of the small files, or what is wrong with it.
+/// Reads a small JSON file; the error is a message.
 pub(crate) fn small_json(file: &Path) -> Result<Value, String> {
     let mut bytes = Vec::new();
     let read = File::open(file).and_then(|opened| opened.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes));

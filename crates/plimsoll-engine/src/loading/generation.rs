@@ -1,4 +1,4 @@
-//! The sampling that a checkpoint recommends in its `generation_config.json`, for requests that name none.
+//! The sampling that a checkpoint recommends in its `generation_config.json`, for requests without sampling parameters.
 
 use std::path::Path;
 

@@ -1,6 +1,6 @@
-//! From a path to everything a served model is made of: checkpoint, tokenizer, chat template.
+//! Opens a served model from a path: checkpoint, tokenizer, chat template.
 //!
-//! The one place that knows where GGUF metadata and checkpoint directories keep what the text side needs.
+//! Only this module depends on the places of tokenizer and template in GGUF metadata and checkpoint directories.
 
 pub(crate) mod error;
 pub(crate) mod generation;
@@ -23,10 +23,10 @@ pub use error::LoadingError;
 /// The key of SentencePiece's table of characters.
 const CHARSMAP: &str = "tokenizer.ggml.precompiled_charsmap";
 
-/// Opens a checkpoint that can be served: one with weights, not a configuration alone.
+/// Opens a checkpoint that can be served: it has weights, not a configuration alone.
 ///
 /// # Errors
-/// [`LoadingError::NoWeights`], or what is wrong with it.
+/// [`LoadingError::NoWeights`], or the error of a broken checkpoint.
 pub fn with_weights(path: &Path, mmproj: &Mmproj) -> Result<Checkpoint, LoadingError> {
     let checkpoint = Checkpoint::open_with(path, mmproj)?;
     match checkpoint.has_data() {
@@ -37,9 +37,9 @@ pub fn with_weights(path: &Path, mmproj: &Mmproj) -> Result<Checkpoint, LoadingE
 
 /// Defaults from the checkpoint's own files, for settings that have no other source.
 pub struct CheckpointDefaults {
-    /// How embeddings are made; none if the files do not say.
+    /// The way embeddings are made; `None` if the files do not say.
     pub sentence: Result<Option<Sentence>, LoadingError>,
-    /// The sampling that is recommended; none if the checkpoint recommends none.
+    /// The recommended sampling; `None` if the checkpoint recommends none.
     pub sampling: Result<Option<SamplingParams>, LoadingError>,
 }
 
@@ -67,13 +67,13 @@ pub struct LoadedModel {
     pub checkpoint: Checkpoint,
     /// Characters to ids and back.
     pub tokenizer: Arc<Tokenizer>,
-    /// Messages to prompt; none when the model has no template.
+    /// Messages to prompt; `None` when the model has no template.
     pub template: Option<Arc<ChatTemplate>>,
     /// Defaults from the checkpoint's own files.
     pub defaults: CheckpointDefaults,
-    /// How it scores a document for a query, or what it lacks for that.
+    /// The way it scores a document for a query, or the reason why it cannot.
     pub rank: Result<Rank, String>,
-    /// Heap bytes that tokenizer, template and scoring take, measured while they were made; none where the heap is not counted.
+    /// Heap bytes of tokenizer, template and scoring, measured while they were made; `None` where the heap is not counted.
     pub text_bytes: Option<u64>,
 }
 
@@ -110,7 +110,7 @@ impl LoadedModel {
     /// The model with a draft model: a smaller one whose tokens are the same.
     ///
     /// # Errors
-    /// [`LoadingError::DraftTokens`], what is wrong with the files, or [`plimsoll_formats::FormatError::Draft`].
+    /// [`LoadingError::DraftTokens`], an error of the files, or [`plimsoll_formats::FormatError::Draft`].
     pub fn with_draft(self, draft: &Path) -> Result<Self, LoadingError> {
         let draft = Self::open_with(draft, &Mmproj::Off)?;
         same_tokens(&self.tokenizer, &draft.tokenizer)?;
@@ -118,7 +118,7 @@ impl LoadedModel {
     }
 }
 
-/// That two tokenizers spell every token alike. Ids that one of them has no token for are padding.
+/// Checks that two tokenizers spell every token alike. Ids without a token in one of them are padding.
 fn same_tokens(own: &Tokenizer, draft: &Tokenizer) -> Result<(), LoadingError> {
     for id in 0..own.vocab_size().min(draft.vocab_size()) as u32 {
         let (own, draft) = (own.token_name(id), draft.token_name(id));

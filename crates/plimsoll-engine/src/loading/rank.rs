@@ -1,7 +1,7 @@
-//! Decoders that score a document for a query: the probability that their next token is "yes" and not "no", as Qwen3-Reranker does.
+//! Decoders that score a document for a query: the probability that the next token is "yes" and not "no", as Qwen3-Reranker does.
 //!
-//! The prompt's last hidden state is multiplied with the two rows of the output head. A GGUF file may have these rows alone. Reference:
-//! Qwen3-Reranker's model card; llama.cpp's converter.
+//! The prompt's last hidden state is multiplied with the output head's rows of "yes" and "no". A GGUF file can have these two rows alone.
+//! Reference: Qwen3-Reranker's model card; llama.cpp's converter.
 
 use plimsoll_formats::{Architecture, Checkpoint, FormatError, JUDGE, RowBuf};
 use plimsoll_text::Tokenizer;
@@ -13,14 +13,14 @@ const TEMPLATE: &str = "<|im_start|>system\nJudge whether the Document meets the
     provided. Note that the answer can only be \"yes\" or \"no\".<|im_end|>\n<|im_start|>user\n<Instruct>: Given a web search query, \
     retrieve relevant passages that answer the query\n<Query>: {query}\n<Document>: {document}<|im_end|>\n<|im_start|>assistant\n\
     <think>\n\n</think>\n\n";
-/// What the user's part of the prompt stands between.
+/// The fixed texts before and after the user's part of the prompt.
 const USER: &str = "<|im_start|>user\n";
 const END: &str = "<|im_end|>";
 
 /// How a decoder scores a document for a query.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rank {
-    /// The rows of "yes" and "no".
+    /// The output head's rows of "yes" and "no".
     answers: [Box<[f32]>; 2],
     /// The prompt's fixed tokens before the user's part and after it.
     pub around: [Box<[u32]>; 2],
@@ -32,7 +32,7 @@ impl Rank {
     /// Reads the answers' rows and the prompt.
     ///
     /// # Errors
-    /// What the checkpoint lacks to score texts.
+    /// A message that names the missing part of the checkpoint.
     pub(crate) fn read(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<Self, String> {
         if !ranks(&checkpoint.config.architecture) {
             return Err(format!("{} does not score texts; Qwen3-Reranker does", checkpoint.config.architecture));
@@ -56,7 +56,7 @@ impl Rank {
         })
     }
 
-    /// The user's part of the prompt up to the document. The document is its end.
+    /// The user's part of the prompt up to the document, which ends it.
     pub fn before_document(&self, query: &str) -> String {
         [&self.texts[0], query, &self.texts[1]].concat()
     }
@@ -66,8 +66,8 @@ impl Rank {
         self.texts.iter().map(|text| text.len()).sum()
     }
 
-    /// The logit of "yes" less that of "no", of the prompt's last hidden state: the logistic function makes it the probability of "yes".
-    /// Sums run in double precision, in order.
+    /// Returns the logit of "yes" less the logit of "no", from the prompt's last hidden state. The logistic function makes it the
+    /// probability of "yes". Sums run in double precision, in order.
     pub fn score(&self, hidden: &[f32]) -> f64 {
         let logit = |row: &[f32]| row.iter().zip(hidden).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>();
         let [yes, no] = [0, 1].map(|answer| logit(&self.answers[answer]));
@@ -80,7 +80,7 @@ pub fn ranks(architecture: &Architecture) -> bool {
     *architecture == Architecture::Qwen3
 }
 
-/// The rows of "yes" and "no": those of the classifier, or of the output head.
+/// The rows of "yes" and "no", from the classifier or from the output head.
 fn answers(checkpoint: &Checkpoint, tokenizer: &Tokenizer) -> Result<[Box<[f32]>; 2], String> {
     let row = |name: &str, row: usize| {
         let (mut buffer, mut values) = (RowBuf::default(), vec![0.0; checkpoint.config.hidden_size]);

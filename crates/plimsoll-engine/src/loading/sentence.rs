@@ -1,8 +1,8 @@
-//! What sentence-transformers keeps beside a checkpoint: `modules.json`, and the pooling's `config.json` in the folder it names. A
-//! GGUF file has the key `pooling_type` in its place.
+//! The sentence-transformers files beside a checkpoint: `modules.json`, and the pooling's `config.json` in the folder that it names. A GGUF
+//! file has the key `pooling_type` instead.
 //!
-//! Modules that are known are a transformer, pooling, normalization, and the dense layers of an encoder, which the model itself
-//! computes. Any other changes the embedding, so a checkpoint that has one is refused rather than served with another answer.
+//! Supported modules are a transformer, pooling, normalization, and the dense layers of an encoder, which the model computes. Any other
+//! module changes the embedding, so its checkpoint is refused.
 
 use std::path::Path;
 
@@ -19,20 +19,20 @@ const CLS: u64 = 2;
 const LAST: u64 = 3;
 const RANK: u64 = 4;
 
-/// How a checkpoint's own files say that embeddings are made.
+/// The way embeddings are made, as a checkpoint's own files say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sentence {
-    /// What a sequence becomes.
+    /// The pooling of a sequence's hidden states.
     pub pooling: Pooling,
     /// Whether embeddings are scaled to length 1.
     pub normalize: bool,
 }
 
 impl Sentence {
-    /// Reads the files in `folder`; none where there is no `modules.json`. `dense`: what the model has read of dense layers.
+    /// Reads the files in `folder`; `None` where there is no `modules.json`. `dense`: the dense layers that the model has read.
     ///
     /// # Errors
-    /// [`LoadingError::Sentence`] for files that are broken or ask for what is not done here.
+    /// [`LoadingError::Sentence`] for files that are broken or ask for an unsupported module or pooling.
     pub fn read(folder: &Path, dense: Option<Dense>) -> Result<Option<Self>, LoadingError> {
         let file = folder.join("modules.json");
         if !file.is_file() {
@@ -67,11 +67,11 @@ impl Sentence {
 }
 
 impl Sentence {
-    /// The pooling that a GGUF file names; none where it names none, or a classifier. Embeddings are scaled to length 1, as llama.cpp's
-    /// server does.
+    /// Returns the pooling that a GGUF file names. `None` where it names none, or a classifier. Embeddings are scaled to length 1, as
+    /// llama.cpp's server does.
     ///
     /// # Errors
-    /// [`LoadingError::Pooling`] for a pooling that is not done here.
+    /// [`LoadingError::Pooling`] for an unsupported pooling.
     pub fn of_gguf(meta: &GgufMeta, encoder: Option<Encoder>) -> Result<Option<Self>, LoadingError> {
         let key = format!("{}.pooling_type", meta.str("general.architecture").unwrap_or_default());
         let Some(number) = meta.u64(&key) else { return Ok(None) };
@@ -95,13 +95,13 @@ impl Sentence {
 
 fn read_pooling(folder: &Path, path: &str) -> Result<Pooling, LoadingError> {
     let file = folder.join(path).join("config.json");
-    // The path is the checkpoint's word: it stays inside.
+    // The path comes from the checkpoint: it must not leave the folder.
     if Path::new(path).components().any(|part| !matches!(part, std::path::Component::Normal(_))) {
         return Err(wrong(&folder.join("modules.json"), "names a path outside of the checkpoint"));
     }
     let config = json(&file)?;
     let modes = config.as_object().ok_or_else(|| wrong(&file, "is not an object"))?;
-    // One of many switches; since sentence-transformers 6 one name, or several.
+    // Older files set one of many switches; since sentence-transformers 6 they give one name, or several.
     let on = modes.iter().filter(|(name, value)| name.starts_with("pooling_mode_") && **value == Value::Bool(true));
     let on = on.map(|(name, _)| name.trim_start_matches("pooling_mode_").trim_end_matches("_tokens"));
     let named = match modes.get("pooling_mode") {

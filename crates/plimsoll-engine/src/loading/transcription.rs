@@ -1,17 +1,17 @@
 //! The chat template of Qwen3-ASR for GGUF files.
 //!
-//! llama.cpp's converter puts a template into the file that takes text alone. So audio would have no place in a prompt. The template here
-//! writes the prompts of the published model.
+//! llama.cpp's converter writes a template for text alone into the file, without a place for audio. The template here writes the prompts of
+//! the published model.
 
 use plimsoll_formats::{Audio, AudioKind, AudioTask};
 use plimsoll_text::TemplateSources;
 
-/// System texts, then all audio as one user turn, then what the assistant says.
+/// System texts, then all audio as one user turn, then the assistant's text.
 const TEMPLATE: &str = include_str!("qwen3_asr.jinja");
-/// What a template for audio writes.
+/// The word for an audio clip in a template.
 const PLACEHOLDER: &str = "<|audio_pad|>";
 
-/// The file's template, or this one in place of a template without audio.
+/// Returns the file's template, or [`TEMPLATE`] in place of a template without audio.
 pub(super) fn template(audio: Option<&Audio>, own: Option<TemplateSources>) -> Option<TemplateSources> {
     let transcribes = audio.is_some_and(
         |audio| matches!(&audio.encoder, AudioKind::Windows(windows) if windows.task == AudioTask::Transcribe),

@@ -1,4 +1,4 @@
-//! What a processor's files and an encoder's configuration both say must be the same.
+//! Checks that a processor's files and an encoder's configuration agree where both give a value.
 
 use plimsoll_formats::{Vision as VisionConfig, VisionKind};
 use plimsoll_media::geometry::{Patches, Tiles};
@@ -6,7 +6,7 @@ use plimsoll_media::{MediaError, Size};
 
 use crate::api::plan_error::PlanError;
 
-/// The encoder knows the places of one tile's patches, no others.
+/// Checks that a tile has as many patches as the encoder has positions: it has no others.
 pub(super) fn agree_on_tiles(rule: &Tiles, config: &VisionConfig) -> Result<(), PlanError> {
     let (side, tokens) = (config.table_side, (config.table_side / config.merge).pow(2));
     let pixels = (side * config.patch) as u32;
@@ -20,7 +20,7 @@ pub(super) fn agree_on_tiles(rule: &Tiles, config: &VisionConfig) -> Result<(), 
     Err(MediaError::BadConfig { key: "size, image_seq_length", why }.into())
 }
 
-/// The processor and the encoder must agree on what a patch is.
+/// Checks that the processor and the encoder agree on the size of a patch.
 pub(super) fn agree(rule: &Patches, config: &VisionConfig) -> Result<(), PlanError> {
     let (said, is) = ([rule.patch, rule.merge, rule.temporal], [config.patch, config.merge, config.temporal]);
     if said.iter().zip(is).all(|(said, is)| *said == is as u64) {
@@ -30,7 +30,7 @@ pub(super) fn agree(rule: &Patches, config: &VisionConfig) -> Result<(), PlanErr
     Err(MediaError::BadConfig { key: "patch_size, merge_size, temporal_patch_size", why }.into())
 }
 
-/// The encoder must have a position for every column and every row of a legal image.
+/// Checks that the encoder has a position for every column and every row of a legal image.
 pub(super) fn agree_on_positions(rule: &Patches, config: &VisionConfig) -> Result<(), PlanError> {
     let VisionKind::Gemma4(own) = config.encoder else { return Ok(()) };
     let longest = rule.frontier().iter().map(|(_, long)| long * rule.merge).max().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! How audio clips are prepared: as the feature extractor's file and the encoder's configuration say.
+//! The preparation of audio clips, from the feature extractor's file and the encoder's configuration.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use super::pieces::Limits;
 use super::spec::{AudioSpec, Transcript};
 use crate::api::plan_error::PlanError;
 
-/// Samples to which Qwen3-ASR's feature extractor fills up an audio clip.
+/// Samples to which Qwen3-ASR's feature extractor fills up a clip, where its file gives no number.
 const SHORTEST_SAMPLES: u64 = 8000;
 
-/// What makes spectrograms, as the feature extractor says and the encoder wants them.
+/// Returns the transform that makes spectrograms. The feature extractor and the encoder must agree on the bands.
 pub(super) fn mel(files: &ProcessorFiles, config: &AudioConfig) -> Result<Mel, PlanError> {
     let bands = files.audio.bands().unwrap_or(config.bands as u64);
     if bands != config.bands as u64 {
@@ -24,7 +24,7 @@ pub(super) fn mel(files: &ProcessorFiles, config: &AudioConfig) -> Result<Mel, P
     Ok(Mel::new(&rule(files, config, 1)?, config.bands))
 }
 
-/// How a clip becomes frames and tokens, with audio clips of so many seconds at most.
+/// Returns the rule that divides a clip into frames and tokens, for clips of up to `seconds`.
 fn rule(files: &ProcessorFiles, config: &AudioConfig, seconds: u64) -> Result<AudioRule, MediaError> {
     let windows = match &config.encoder {
         AudioKind::Windows(windows) => windows,
@@ -41,8 +41,8 @@ fn rule(files: &ProcessorFiles, config: &AudioConfig, seconds: u64) -> Result<Au
     }
 }
 
-/// How audio clips are prepared: as the feature extractor says, no longer than asked or than a request can carry; none if not even a second
-/// can be carried.
+/// Returns the preparation of audio clips: as the feature extractor says, within the options' limit and a request's tokens. `None` if a
+/// request cannot carry a clip of one second.
 pub(super) fn spec(
     files: &ProcessorFiles,
     config: &AudioConfig,
@@ -67,8 +67,8 @@ pub(super) fn spec(
     Ok(Some(AudioSpec { mel: Arc::clone(mel), placeholder, tokens_max, rule, transcript }))
 }
 
-/// The tokens of a clip of Whisper, which has no other use. The context must hold them, the tokens around language and task, and a token of
-/// text.
+/// Returns the tokens of a clip of Whisper, which has no other use. The context must hold these tokens, the tokens around language and
+/// task, and one token of text.
 fn whole_clip(own: &Whisper, context: u64) -> Result<u64, PlanError> {
     let clip = own.positions as u64;
     let least = clip + if own.multilingual { 5 } else { 3 };
@@ -79,7 +79,8 @@ fn whole_clip(own: &Whisper, context: u64) -> Result<u64, PlanError> {
     Ok(clip)
 }
 
-/// An audio clip's tokens are counted before the encoder sees it: it must make as many rows of every legal audio clip.
+/// Checks that the encoder makes as many rows as the rule counts tokens, for every legal audio clip. Tokens are counted before the encoder
+/// runs.
 fn agree_on_rows(rule: &AudioRule, config: &AudioConfig) -> Result<(), PlanError> {
     let counts = |frames: u64| (rule.tokens(frames), config.rows(frames as usize) as u64);
     let mismatch =

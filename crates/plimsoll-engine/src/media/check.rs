@@ -8,7 +8,7 @@ use super::spec::{AudioSpec, MediaItem, MediaSpec, TRANSCRIBES_ONLY, Transcript}
 use crate::api::error::Refusal;
 
 impl MediaSpec {
-    /// Whether a request of these items is one that a decoder of an audio clip takes; other models take any.
+    /// Checks that a model that decodes one audio clip gets exactly one clip; other models take any items.
     pub(crate) fn check_decoded(&self, items: &[MediaItem]) -> Result<(), Refusal> {
         let alone = matches!(items, [item] if item.first == 0);
         match self.transcript() {
@@ -22,7 +22,7 @@ impl MediaSpec {
     /// Checks a request's items against the limits and against its prompt.
     pub(crate) fn check(&self, prompt: &[u32], items: &[MediaItem]) -> Result<(), Refusal> {
         let invalid = |message: String| Refusal::Invalid { param: "messages", message };
-        // An image may come in pieces.
+        // An image can consist of several items, its pieces.
         let pieces = self.image.as_ref().map_or(1, |image| image.rule.pieces_max() as usize);
         let most = self.items_max.saturating_mul(pieces);
         if items.len() > most {
@@ -37,7 +37,7 @@ impl MediaSpec {
         placed::check(self, prompt, items).map_err(invalid)
     }
 
-    /// I6: nothing larger than the self-test.
+    /// Checks that an item is no larger than the self-test's (I6).
     fn check_item(&self, item: &MediaItem) -> Result<(), String> {
         let (shape, grid) = (&item.shape, item.grid);
         let what = shape.modality.noun();
@@ -82,7 +82,7 @@ impl MediaSpec {
 }
 
 impl AudioSpec {
-    /// I6 of an audio clip.
+    /// Checks that an audio clip is no larger than the self-test's (I6).
     fn check(&self, item: &MediaItem) -> Result<(), String> {
         let (what, frames) = (Modality::Audio.noun(), item.grid.patches() as u64);
         let values = item.pixels.spectrogram.len() as u64;
@@ -103,14 +103,14 @@ impl AudioSpec {
     }
 }
 
-/// Whether an image fits into another, on its side if need be.
+/// Whether an image fits into another, turned if need be.
 fn inside(own: Grid, most: Grid) -> bool {
     let sides = |grid: Grid| (grid.height.min(grid.width), grid.height.max(grid.width));
     let ((short, long), (most_short, most_long)) = (sides(own), sides(most));
     own.frames <= most.frames && short <= most_short && long <= most_long
 }
 
-/// Whether an encoder takes no more for it than for another: what it takes depends on all patches, and on those of a frame.
+/// Whether an item takes no more of an encoder than another. Its needs depend on all patches, and on the patches of a frame.
 fn no_larger(own: Grid, most: Grid) -> bool {
     own.patches() <= most.patches() && own.height * own.width <= most.height * most.width
 }

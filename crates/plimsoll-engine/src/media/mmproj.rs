@@ -1,9 +1,9 @@
-//! The preparation of media for encoders from an `mmproj` file, as a processor's files in the transformers layout would say it.
+//! The preparation of media for encoders from an `mmproj` file, written as a processor's files in the transformers layout.
 
 use plimsoll_formats::{Audio, AudioKind, Processor, Vision, VisionKind};
 use serde_json::{Map, Value, json};
 
-/// Fewest and most pixels where the file names none: those of the published models' processors.
+/// The fewest and most pixels where the file names none: the values of the published models' processors.
 fn published(encoder: VisionKind) -> (u64, u64) {
     match encoder {
         VisionKind::Qwen3 => (65_536, 16_777_216),
@@ -11,7 +11,7 @@ fn published(encoder: VisionKind) -> (u64, u64) {
     }
 }
 
-/// The same of all frames of a video together; none where a video's frames are bounded as images are.
+/// The same for all frames of a video together. `None` where a video's frames have the bounds of images.
 fn published_video(encoder: VisionKind) -> Option<(u64, u64)> {
     (encoder == VisionKind::Qwen3).then_some((4_096, 25_165_824))
 }
@@ -42,7 +42,7 @@ pub(super) fn files(config: Option<&Vision>, audio: Option<&Audio>, processor: &
     (text(own), video.map(text))
 }
 
-/// What the file of an image processor says.
+/// Returns the fields of an image processor's file.
 fn fields(config: &Vision, processor: &Processor, (shortest, longest): (u64, u64)) -> Map<String, Value> {
     let mut fields = Map::new();
     let mut put = |key: &str, value: Value| fields.insert(key.to_owned(), value);

@@ -1,8 +1,8 @@
-//! Media in requests: what a request carries, and what this engine's model takes.
+//! Media in requests: the items that a request carries, and the media that this engine's model takes.
 //!
-//! An image arrives decoded and resized, as pixels: an eighth of its patches, so it can be kept until its request has ended, and a
-//! preempted sequence can have it encoded again. An audio clip arrives as its spectrogram, which is what it is encoded from. The prompt
-//! already contains its placeholder tokens. What must not be in here: foreign bytes, decoding, HTTP.
+//! An image arrives decoded and resized, as pixels. Pixels take an eighth of the patches' bytes, so they are kept until the request ends. A
+//! preempted sequence can thus have the image encoded again. An audio clip arrives as its spectrogram, the encoder's input. The prompt
+//! already contains the placeholder tokens. Foreign bytes, decoding and HTTP must not be in here.
 
 mod agree;
 mod audio;

@@ -1,5 +1,6 @@
-//! How images are prepared that are encoded in pieces (LFM2-VL, Idefics3, SmolVLM and Llama 4), or have a bound on their sides (Mistral 3): as
-//! the processor says, made no larger than asked, or than the usual tokens where nothing is asked, or than a request can carry.
+//! Preparation of images that are encoded in pieces (LFM2-VL, Idefics3, SmolVLM and Llama 4), or have a bound on their sides (Mistral 3).
+//! Rules follow the processor. They are limited to the options' pixels, or without that option to the usual tokens. No image exceeds the
+//! tokens of a request.
 
 use plimsoll_formats::Vision as VisionConfig;
 use plimsoll_media::MediaError;
@@ -11,17 +12,17 @@ use super::spec::ImageSpec;
 use crate::api::options::Options;
 use crate::api::plan_error::PlanError;
 
-/// What a rule is bounded by.
+/// The limits of an image rule.
 pub(super) struct Limits<'a> {
     pub options: &'a Options,
-    /// Tokens of an image where nothing is asked.
+    /// Tokens of an image without `--max-image-pixels`.
     pub usual: u64,
     /// Tokens of a request.
     pub context: u64,
 }
 
 impl Limits<'_> {
-    /// A rule whose images have at least `least` pixels, with fewer pixels or tokens.
+    /// Returns the rule with fewer pixels or tokens. Its images have at least `least` pixels.
     fn bound<R>(
         &self,
         rule: &R,
@@ -47,7 +48,7 @@ fn spec((rule, tokens_max): (ImageRule, u64), normalize: Normalize, config: &Vis
     ImageSpec { rule, normalize, placeholder: config.tokens.image, tokens_max, bounds }
 }
 
-/// Squares of the processor, which `key` names, must be those that the encoder has positions for.
+/// Checks that the processor's squares, which `key` names, have as many patches on a side as the encoder has positions.
 fn agree_on_side(key: &'static str, what: &str, side: u64, config: &VisionConfig) -> Result<(), PlanError> {
     let (said, is) = (side / config.patch as u64, config.table_side as u64);
     if said == is {
@@ -57,7 +58,7 @@ fn agree_on_side(key: &'static str, what: &str, side: u64, config: &VisionConfig
     Err(MediaError::BadConfig { key, why }.into())
 }
 
-/// LFM2-VL.
+/// The image rule of LFM2-VL.
 pub(super) fn image(
     files: &ProcessorFiles,
     config: &VisionConfig,
@@ -75,7 +76,7 @@ pub(super) fn image(
     Ok(spec((ImageRule::Pieces(rule), tokens_max), normalize, config))
 }
 
-/// Idefics3 and SmolVLM.
+/// The image rule of Idefics3 and SmolVLM.
 pub(super) fn squares(
     files: &ProcessorFiles,
     config: &VisionConfig,
@@ -89,7 +90,7 @@ pub(super) fn squares(
     Ok(spec((ImageRule::Squares(rule), tokens_max), normalize, config))
 }
 
-/// Llama 4.
+/// The image rule of Llama 4.
 pub(super) fn canvases(
     files: &ProcessorFiles,
     config: &VisionConfig,
@@ -103,7 +104,7 @@ pub(super) fn canvases(
     Ok(spec((ImageRule::Canvases(rule), tokens_max), normalize, config))
 }
 
-/// Mistral 3.
+/// The image rule of Mistral 3.
 pub(super) fn longest(
     files: &ProcessorFiles,
     config: &VisionConfig,

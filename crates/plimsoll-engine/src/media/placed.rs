@@ -9,17 +9,17 @@ use super::spec::{MediaItem, MediaSpec};
 /// Placeholders without a gap: a whole image, groups of frames, or a part of an audio track.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
-    /// Which of the request's items.
+    /// Index of the item in the request.
     pub item: u32,
-    /// Position of the first.
+    /// Position of the first placeholder.
     pub start: u32,
-    /// How many.
+    /// Number of placeholders.
     pub len: u32,
-    /// The row of the item's outputs that the first takes.
+    /// The row of the item's outputs that belongs to the first placeholder.
     pub row: u32,
 }
 
-/// The runs of `items` in `prompt`, told one by one; or what does not agree.
+/// Calls `each` with the runs of `items` in `prompt`, one by one. The error names the first disagreement.
 fn walk(spec: &MediaSpec, prompt: &[u32], items: &[MediaItem], mut each: impl FnMut(Run)) -> Result<(), String> {
     let (mut at, mut index) = (0, 0);
     while let Some(item) = items.get(index) {
@@ -90,15 +90,15 @@ fn next(spec: &MediaSpec, prompt: &[u32], at: usize) -> Option<usize> {
     prompt[at..].iter().position(|token| spec.is_placeholder(*token)).map(|more| at + more)
 }
 
-/// Whether placeholders and items agree.
+/// Checks that placeholders and items agree.
 pub(super) fn check(spec: &MediaSpec, prompt: &[u32], items: &[MediaItem]) -> Result<(), String> {
     walk(spec, prompt, items, |_| {})
 }
 
-/// The runs of a request that was checked.
+/// The runs of a checked request.
 pub(super) fn runs(spec: &MediaSpec, prompt: &[u32], items: &[MediaItem]) -> Result<Vec<Run>, TryReserveError> {
     let mut count = 0;
-    // Checked before: it agrees.
+    // `check` has passed, so `walk` succeeds.
     let _ = walk(spec, prompt, items, |_| count += 1);
     let mut runs = Vec::new();
     runs.try_reserve_exact(count)?;

@@ -1,7 +1,8 @@
-//! What media take: from a checkpoint's configuration and its processors' files to the worst legal items and every byte of them.
+//! The memory that media take. The plan follows from the checkpoint's configuration and its processors' files, and covers the worst legal
+//! items.
 //!
-//! The encoders themselves are run on the planner's device, for every legal item that no other one exceeds. The self-test runs
-//! what is found, and requests are held to it. Items are encoded in the workspace of steps: the two never coincide, so the
+//! The encoders themselves run on the planner's device, for every legal item that no other item exceeds. The self-test runs the worst
+//! batches, and requests are held to the plan. Items are encoded in the workspace of steps. A step and an encoder never run at once, so the
 //! larger of them is planned, not both.
 
 mod lines;
@@ -20,7 +21,7 @@ use crate::api::options::Options;
 use crate::api::plan_error::PlanError;
 use transfers::Transfers;
 
-/// What of the options decides how large items are.
+/// The bounds from the options that decide how large items are. Equal bounds have equal plans.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Bounds {
     pub image: Option<ImageSpec>,
@@ -33,7 +34,7 @@ pub(super) struct Bounds {
 /// Rows of a page of encoder outputs: small beside an image, so that little of the last page is wasted.
 pub(crate) const OUTPUT_PAGE_ROWS: usize = 32;
 
-/// What a model with an encoder takes, and what that costs.
+/// The media that a model with an encoder takes, and their memory and work.
 #[derive(Clone, Debug)]
 pub struct MediaPlan {
     image: Option<ImageSpec>,
@@ -52,15 +53,15 @@ pub struct MediaPlan {
     media_bytes: u64,
     /// Bytes of a batch's patches.
     patch_bytes: u64,
-    /// The batches that take most of the workspace: what the self-test runs.
+    /// The batches that take most of the workspace; the self-test runs them.
     pub(crate) worst: Vec<(EncoderKind, Vec<Grid>)>,
-    /// What they take.
+    /// Bytes of workspace of these batches.
     pub(crate) workspace: usize,
-    /// What a batch asks of a GPU at most.
+    /// The most that a batch transfers to and from a GPU.
     pub(crate) transfers: Transfers,
     /// Tokens of the largest item.
     tokens: u64,
-    /// The most work that one item is.
+    /// The most work of one item.
     work: Work,
 }
 
@@ -71,16 +72,16 @@ pub(super) struct Candidate {
     pub shape: Shape,
 }
 
-/// What it takes of the workspace: so much for each in a batch, and so much once.
+/// Workspace and work of an item. Workspace is `each` bytes for every item of a batch, and `once` bytes for the batch.
 #[derive(Clone, Copy, Debug)]
 struct Cost {
     each: usize,
     once: usize,
-    /// Of one.
+    /// Work of a batch of this one item.
     work: Work,
 }
 
-/// What the items of one encoder take at most, each number by itself.
+/// The maxima over the items of one encoder, each number by itself.
 struct Need {
     worst: Vec<(EncoderKind, Vec<Grid>)>,
     workspace: usize,
@@ -99,7 +100,7 @@ pub(super) struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    /// Workspace and work of a batch.
+    /// Workspace (in bytes) and work of a batch.
     fn run(&self, grids: &[Grid]) -> Result<(usize, Work), DeviceError> {
         let mut device = PlanDevice::new(self.weights, self.kv);
         self.encoder.encode(&mut device, &EncoderInput { grids, patches: &[] })?;
@@ -112,8 +113,8 @@ impl Planner<'_> {
         Ok(Cost { each, once: one.saturating_sub(each), work })
     }
 
-    /// The batches of `batch` items that no other batch exceeds: as many of the item that adds most as there is room for beside one
-    /// that makes the most of the part that is needed once. None without candidates.
+    /// Returns the needs of the batches of `batch` items that no other batch exceeds. Such a batch holds the item with the largest `each`,
+    /// as often as fits beside the item that makes `once` largest. `None` without candidates.
     fn need(&self, sense: EncoderKind, batch: usize, candidates: &[Candidate]) -> Result<Option<Need>, DeviceError> {
         let mut costs = Vec::with_capacity(candidates.len());
         for candidate in candidates {
@@ -144,9 +145,9 @@ impl Planner<'_> {
     }
 }
 
-/// What is left when everything goes that another has at least as much of in every way.
+/// Removes every candidate that another candidate equals or exceeds in every size; returns the rest.
 fn undominated(all: Vec<Candidate>) -> Vec<Candidate> {
-    // Frames and windows are computed one after another, each by itself: how many there are takes no workspace.
+    // Frames and windows are computed one after another, each by itself. Their number takes no workspace.
     let sizes = |shape: &Shape| [shape.rows, shape.longest];
     let mut best: Vec<Candidate> = Vec::new();
     for candidate in all {
@@ -161,7 +162,7 @@ fn undominated(all: Vec<Candidate>) -> Vec<Candidate> {
     best
 }
 
-/// The largest images of up to `tokens_max` tokens.
+/// The largest images, of up to `tokens_max` tokens where the rule leaves a choice.
 pub(super) fn largest_images(rule: &ImageRule, tokens_max: u64) -> Vec<Candidate> {
     match rule {
         ImageRule::Patches(rule) => along(rule, Modality::Image, 1, &rule.frontier(), tokens_max),
@@ -176,7 +177,7 @@ pub(super) fn largest_images(rule: &ImageRule, tokens_max: u64) -> Vec<Candidate
     }
 }
 
-/// The largest grids of images, whatever their tokens.
+/// The largest grids of images, for any number of tokens.
 pub(super) fn image_bounds(rule: &ImageRule) -> Arc<[Grid]> {
     let frontier = match rule {
         ImageRule::Patches(patches) => patches.frontier(),
@@ -207,13 +208,13 @@ fn largest_videos(video: &VideoSpec) -> Vec<Candidate> {
     all
 }
 
-/// Tiles, each a frame of one grid.
+/// An image or video of tiles, as one grid with a frame for each tile.
 fn tiled(tile: &Patches, shape: Shape) -> Candidate {
     let side = (tile.max_pixels.isqrt() / tile.patch) as usize;
     Candidate { grid: Grid { frames: shape.sequences as usize, height: side, width: side }, shape }
 }
 
-/// The largest items along a frontier, cut to `tokens_max` tokens.
+/// The largest items on a frontier, cut to `tokens_max` tokens.
 fn along(rule: &Patches, modality: Modality, groups: u64, frontier: &[(u64, u64)], tokens_max: u64) -> Vec<Candidate> {
     let cut = |&(a, b): &(u64, u64)| (a, b.min(tokens_max / (a * groups)));
     let sides = frontier.iter().map(cut).filter(|(_, b)| *b > 0).flat_map(|(a, b)| [(a, b), (b, a)]);
@@ -226,7 +227,7 @@ fn along(rule: &Patches, modality: Modality, groups: u64, frontier: &[(u64, u64)
 }
 
 impl Need {
-    /// Of both encoders: one is at work at a time.
+    /// The maxima over both encoders: one runs at a time.
     fn and(self, other: Self) -> Self {
         Self {
             worst: [self.worst, other.worst].concat(),
@@ -239,7 +240,7 @@ impl Need {
     }
 }
 
-/// What images and videos take, and what videos are held to.
+/// Returns the needs of images and videos, and the video specification with its bounds.
 fn seen(bounds: &Bounds, image: &ImageSpec, planner: &Planner<'_>) -> Result<(Option<VideoSpec>, Need), PlanError> {
     let Bounds { video, batch, .. } = bounds;
     let images = largest_images(&image.rule, image.tokens_max);
@@ -257,13 +258,13 @@ fn seen(bounds: &Bounds, image: &ImageSpec, planner: &Planner<'_>) -> Result<(Op
     Ok((video, need))
 }
 
-/// What audio clips take: the longest is the worst in every way.
+/// Returns the needs of audio clips: the longest clip is the worst in every size.
 fn heard(audio: &AudioSpec, batch: usize, planner: &Planner<'_>) -> Result<Option<Need>, DeviceError> {
     let grid = Grid::audio(audio.rule.frames_max() as usize);
     planner.need(EncoderKind::Audio, batch, &[Candidate { grid, shape: audio.rule.worst() }])
 }
 
-/// The processing in words, for keys of content.
+/// The processing as text, for content keys.
 fn parameters(image: Option<&ImageSpec>, video: Option<&VideoSpec>, audio: Option<&AudioSpec>) -> String {
     let processing = |rule: &dyn std::fmt::Debug, normalize| format!("{rule:?} {normalize:?}");
     let image = image.map_or(String::new(), |image| processing(&image.rule, &image.normalize));
@@ -273,7 +274,7 @@ fn parameters(image: Option<&ImageSpec>, video: Option<&VideoSpec>, audio: Optio
 }
 
 impl MediaPlan {
-    /// Of items within bounds; without pools yet. None where there are no legal items.
+    /// Plans items within `bounds`, without pools yet. `None` where there are no legal items.
     pub(super) fn new(
         bounds: &Bounds,
         vision: Option<(&dyn Vision, Planner<'_>)>,
@@ -296,7 +297,7 @@ impl MediaPlan {
             (Some(one), None) | (None, Some(one)) => one,
             (None, None) => return Ok(None),
         };
-        // Of two encoders' outputs those of the vision encoder are the wider.
+        // Of two encoders' outputs, those of the vision encoder are the wider.
         let planner = vision.as_ref().map(|(_, planner)| *planner).or(audio_planner);
         let width = planner.map_or(0, |planner| planner.encoder.output_width());
         let vision = vision.map(|(vision, _)| vision);
@@ -324,14 +325,14 @@ impl MediaPlan {
         }))
     }
 
-    /// The same with the pools that `options` ask for.
+    /// Returns the same plan with the pools that `options` ask for.
     pub(super) fn sized(&self, options: &Options) -> Result<Self, PlanError> {
         let pages = pages(options, self.width, (self.item_pages(), self.tokens), self.batch)?;
         let items_max = options.max_media_per_request;
         Ok(Self { pages, items_max, media_bytes: options.media_bytes, ..self.clone() })
     }
 
-    /// What requests are checked against, with the pool of outputs.
+    /// Returns the specification that requests are checked against, with the pool of outputs.
     pub(crate) fn start(&self) -> Result<MediaSpec, MediaError> {
         Ok(MediaSpec {
             image: self.image.clone(),
@@ -348,7 +349,7 @@ impl MediaPlan {
         })
     }
 
-    /// Pages that any one item takes at most: each piece of an image has its own.
+    /// The most pages that one item takes: each piece of an image has pages of its own.
     fn item_pages(&self) -> usize {
         let image = self.image.as_ref().map_or(0, |image| image.output_pages(OUTPUT_PAGE_ROWS));
         image.max((self.tokens as usize).div_ceil(OUTPUT_PAGE_ROWS))
@@ -378,12 +379,12 @@ impl MediaPlan {
         self.audio.as_ref().map(|audio| audio.rule.max_seconds / 2).filter(|seconds| *seconds > 0)
     }
 
-    /// Seconds of the longest audio clip; 0 for a model that does not hear.
+    /// Seconds of the longest audio clip; 0 for a model that takes no audio.
     pub fn audio_seconds(&self) -> u64 {
         self.audio.as_ref().map_or(0, |audio| audio.rule.max_seconds)
     }
 
-    /// Tokens of an audio clip of so many seconds, and bytes of its spectrogram.
+    /// Tokens of an audio clip of this many seconds, and bytes of its spectrogram.
     pub fn audio(&self, seconds: u64) -> (u64, u64) {
         self.audio.as_ref().map_or((0, 0), |audio| {
             let frames = audio.rule.frames_in(seconds);
@@ -391,8 +392,8 @@ impl MediaPlan {
         })
     }
 
-    /// Bytes of outputs and of what they are encoded from that `images` of the largest size and `clips` of `seconds` take. The
-    /// outputs have room for any one item: a video may come.
+    /// Returns two numbers of bytes for `images` of the largest size and `clips` of `seconds`: encoder outputs, and pixels with
+    /// spectrograms. The outputs have room for the largest item of any kind, since a request can carry a video.
     pub fn bytes_of(&self, images: u64, clips: u64, seconds: u64) -> (u64, u64) {
         let (tokens, page) = (self.image_tokens(), self.output_page_bytes() as u64);
         let pages = self.image.as_ref().map_or(0, |image| image.output_pages(OUTPUT_PAGE_ROWS) as u64) * page;
@@ -403,7 +404,7 @@ impl MediaPlan {
         ((images * pages + clips * rows).max(any), images * tokens * side * side * 3 + clips * spectrogram)
     }
 
-    /// The most tokens of one item, and the most work that one is: perhaps not the same one.
+    /// The most tokens of one item, and the most work of one item. The two can be different items.
     pub fn largest(&self) -> (u64, Work) {
         (self.tokens, self.work)
     }
@@ -420,7 +421,7 @@ impl MediaPlan {
     }
 }
 
-/// Pages of the pool: as asked, or for a batch and one item more. One item must fit.
+/// Pages of the pool: as many as the options say, or enough for a batch and one more item. One item must fit.
 fn pages(options: &Options, width: usize, (one, tokens): (usize, u64), batch: usize) -> Result<usize, PlanError> {
     let page = (OUTPUT_PAGE_ROWS * width * size_of::<f32>()) as u64;
     let Some(bytes) = options.encoder_output_bytes else { return Ok(one * (batch + 1)) };

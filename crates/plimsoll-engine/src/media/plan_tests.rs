@@ -1,4 +1,4 @@
-//! The plan of media against real encoders: every legal item, in every company, takes no more than was planned.
+//! The plan of media against real encoders: every legal item, in every batch, takes no more than was planned.
 
 use std::path::{Path, PathBuf};
 
@@ -139,7 +139,7 @@ fn tiles_must_be_the_encoders() {
     std::fs::remove_dir_all(&dir).unwrap();
 }
 
-/// What a video processor with this file is planned as, if that ends.
+/// Returns the plan of a model with this file for its video processor.
 fn planned_video(model: &str, name: &str, file: &str, options: Options) -> Result<MediaPlan, String> {
     let dir = std::env::temp_dir().join(format!("plimsoll-video-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&dir).unwrap();
@@ -179,7 +179,7 @@ fn a_videos_bounds_are_no_larger_than_a_request() {
             let most = 4096 * 64 * if model == "vl-qwen3" { 2 } else { 1 };
             assert_eq!(plan.video.unwrap().rule.patches().max_pixels, most, "{model}");
         }
-        // The most that is tried, for each of many frames.
+        // The largest frames that are tried, for each of many frames.
         with(model, "long", [200_000, 200_000], Options { max_video_frames: None, ..options() }).unwrap();
     }
 }
@@ -187,7 +187,7 @@ fn a_videos_bounds_are_no_larger_than_a_request() {
 #[test]
 fn images_and_frames_that_fill_a_budget_take_no_more_than_the_worst_of_them() {
     let asked = || Options { max_image_pixels: None, max_video_frames: Some(3), batch_max_tokens: 128, ..options() };
-    // Audio, which one of them also takes, needs less than images.
+    // Audio, which one of these models takes too, needs less than images.
     let options = || Options { max_audio_seconds: Some(1), ..asked() };
     // Whether an image's 70 tokens are computed in one step is the model's.
     for (model, in_one_step) in [("vl-gemma4", 70), ("vl-gemma4-e2b", 0), ("vl-gemma4-unified", 70)] {
@@ -270,7 +270,7 @@ fn encoder_and_model_share_one_workspace() {
     let text = blueprint.plan(&options(), 1, &MemoryLimit::of_budget(400 << 20, "a test")).unwrap();
     let scratch =
         plimsoll_device::cpu::scratch_bytes(&blueprint.weights.shaped(blueprint.model.shape(options().kv_dtype)), 1);
-    // Where no request takes more than a step, no chunk of a prompt stands below either.
+    // Where no request takes more than a step, no chunk of a prompt waits between layers either.
     let short = Options { max_req_total_len: Some(options().batch_max_tokens), ..options() };
     let least = blueprint.plan(&short, 1, &MemoryLimit::of_budget(400 << 20, "a test")).unwrap();
     let chunk = text.workspace - least.workspace;

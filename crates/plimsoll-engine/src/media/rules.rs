@@ -1,4 +1,4 @@
-//! From a checkpoint's configuration and its processors' files to rules: how its media are prepared, no larger than asked.
+//! Rules for the preparation of media, from a checkpoint's configuration and its processors' files, within the options' limits.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,15 +22,15 @@ use super::{audio, mmproj};
 use crate::api::options::Options;
 use crate::api::plan_error::PlanError;
 
-/// Without a flag, no item has more tokens than this, whatever the model's processor allows. Some processors allow an
-/// image of 16384 tokens: on a CPU it takes minutes, while all other requests wait. llama.cpp has the same limit.
+/// The most tokens of an item without a flag, whatever the model's processor allows. Some processors allow an image of 16384 tokens: on a
+/// CPU it takes minutes, while all other requests wait. llama.cpp has the same limit.
 const ITEM_TOKENS_MAX: u64 = 4096;
-/// Tokens of an image of Gemma 4, where its processor's file does not say it.
+/// Tokens of an image of Gemma 4 where the processor's file gives no number.
 const IMAGE_TOKENS: u64 = 280;
 /// Largest file of a processor's configuration.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
-/// Reads a processor's file; none if there is none.
+/// Reads a processor's file; `None` if the file does not exist.
 fn file(checkpoint: &Checkpoint, name: &'static str) -> Result<Option<String>, PlanError> {
     use std::io::Read;
     let unreadable = |why: std::io::Error| MediaError::BadConfig { key: name, why: why.to_string() };
@@ -44,35 +44,35 @@ fn file(checkpoint: &Checkpoint, name: &'static str) -> Result<Option<String>, P
     Ok(Some(text))
 }
 
-/// How a checkpoint's media are prepared: what its processors' files and its encoder's configuration say.
+/// The preparation of a checkpoint's media, from its processors' files and its encoders' configuration.
 #[derive(Debug)]
 pub struct MediaRules {
     files: ProcessorFiles,
     /// The vision encoder's configuration.
     config: Option<VisionConfig>,
-    /// The audio encoder's configuration, and what makes its spectrograms.
+    /// The audio encoder's configuration, and the transform that makes spectrograms.
     audio: Option<(AudioConfig, Arc<Mel>)>,
     spelling: Spelling,
     max_context: usize,
-    /// Plans that have been made: the planner is asked again and again.
+    /// Finished plans. The planner asks for the same plan several times.
     made: Mutex<Vec<(Bounds, MediaPlan)>>,
 }
 
-/// Plans that are remembered.
+/// The most finished plans that are kept.
 const MADE_MAX: usize = 8;
 
 impl MediaRules {
-    /// Whether the model takes images.
+    /// Whether the model has a vision encoder.
     pub(crate) fn sees(&self) -> bool {
         self.config.is_some()
     }
 
-    /// Whether there are audio clips among what the model takes.
+    /// Whether the model has an audio encoder.
     pub(crate) fn hears(&self) -> bool {
         self.audio.is_some()
     }
 
-    /// None for a model without encoders, and where the files that say how media are prepared are not there: then the model serves text.
+    /// Reads the rules. `None` for a model without encoders, and where the processors' files are missing: the model then takes text only.
     pub(crate) fn read(checkpoint: &Checkpoint, model: &dyn Model) -> Result<Option<Self>, PlanError> {
         let config = checkpoint.config.vision.as_ref().filter(|_| model.vision().is_some());
         let audio = checkpoint.config.audio.as_ref().filter(|_| model.audio().is_some());
@@ -100,7 +100,7 @@ impl MediaRules {
                 tracing::warn!("the model has {what} encoder, but no preprocessor_config.json: it takes text only");
                 return Ok(None);
             }
-            // A lone configuration: planned with the processors' own defaults.
+            // A configuration without weights is planned with the processors' own defaults.
             (None, None) => config.map(defaults),
             (own, _) => own,
         };
@@ -142,7 +142,7 @@ impl MediaRules {
         }))
     }
 
-    /// What media take with these options; none for a model without an encoder, or where no audio clip fits into a request.
+    /// Returns the media plan for these options. `None` where no item of any kind fits into a request.
     pub(crate) fn plan(
         &self,
         model: &dyn Model,
@@ -151,7 +151,7 @@ impl MediaRules {
         options: &Options,
     ) -> Result<Option<MediaPlan>, PlanError> {
         let context = options.max_req_total_len.unwrap_or(usize::MAX).min(self.max_context) as u64;
-        // Beyond the context no request can carry it.
+        // No request can carry an item that exceeds the context.
         let tokens_max = if options.max_video_frames.is_some() { context } else { context.min(ITEM_TOKENS_MAX) };
         let (image, video) = match &self.config {
             Some(config) => self.seen(config, options, context, tokens_max)?,
@@ -179,7 +179,7 @@ impl MediaRules {
         plan.sized(options).map(Some)
     }
 
-    /// How images and videos are prepared.
+    /// Returns the preparation of images and videos.
     fn seen(
         &self,
         config: &VisionConfig,
@@ -211,7 +211,7 @@ impl MediaRules {
     }
 }
 
-/// A processor's file that says what the encoder's configuration does.
+/// Returns a processor's file with the same values as the encoder's configuration.
 fn defaults(config: &VisionConfig) -> String {
     if let VisionKind::Intern(_) | VisionKind::Siglip | VisionKind::Llama4(_) = config.encoder {
         let side = config.table_side * config.patch;
@@ -229,13 +229,13 @@ fn defaults(config: &VisionConfig) -> String {
     format!(r#"{{"patch_size": {patch}, "merge_size": {merge}, "temporal_patch_size": {temporal}}}"#)
 }
 
-/// The same for a processor around one that cuts tiles.
+/// Returns the outer processor's file of a model that cuts images into tiles; `None` for other models.
 fn sequence_length(config: &VisionConfig) -> Option<String> {
     let tokens = (config.table_side / config.merge).pow(2);
     matches!(config.encoder, VisionKind::Intern(_)).then(|| format!(r#"{{"image_seq_length": {tokens}}}"#))
 }
 
-/// How images are prepared: as the processor says, made no larger than asked or than a request can carry.
+/// Returns the preparation of images: as the processor says, within the options' limit and a request's tokens.
 fn image(
     files: &ProcessorFiles,
     config: &VisionConfig,
@@ -272,7 +272,7 @@ fn image(
     Ok(ImageSpec { rule, normalize, placeholder: config.tokens.image, tokens_max, bounds })
 }
 
-/// The same where images are cut into tiles.
+/// Returns the preparation of images that are cut into tiles.
 fn tiles(
     files: &ProcessorFiles,
     config: &VisionConfig,
@@ -307,7 +307,7 @@ fn tiles(
     Ok(ImageSpec { rule, normalize, placeholder: config.tokens.image, tokens_max, bounds })
 }
 
-/// And their videos, if the encoder sees frames of the size that they are given.
+/// Returns the preparation of their videos. `None` if frames do not have the size that the encoder takes.
 fn tile_video(
     files: &ProcessorFiles,
     config: &VisionConfig,
@@ -331,7 +331,7 @@ fn tile_video(
     Ok(Some(VideoSpec { rule, normalize, placeholder, tokens_max, bounds: [].into() }))
 }
 
-/// How lists of frames are prepared; how many tokens they come to, and which are the largest, is found later.
+/// Returns the preparation of lists of frames. The tokens and the largest grids are filled in later.
 fn video(
     files: &ProcessorFiles,
     config: &VisionConfig,
@@ -352,7 +352,7 @@ fn video(
     };
     agree(&rule.patches, config)?;
     agree_on_positions(&rule.patches, config)?;
-    // Frames become smaller, so that those that share the bounds (all, or a patch's) are no larger than any item.
+    // Frames become smaller, so that the frames under one bound (all, or one patch's) are no larger than any item.
     let shared = if budget == Budget::Video { rule.patches.temporal } else { 1 };
     let token = rule.patches.factor().pow(2) * shared;
     let most = if options.max_video_frames.is_some() { tokens_max.max(ITEM_TOKENS_MAX) } else { ITEM_TOKENS_MAX };

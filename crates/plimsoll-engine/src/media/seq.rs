@@ -1,4 +1,4 @@
-//! The media of one sequence: what its positions wait for, what it holds of the output pool, and what its pages depend on.
+//! The media of one sequence: positions that wait for outputs, rows held in the output pool, and marks that its pages depend on.
 //!
 //! A sequence holds outputs from the claim until the prompt is past them, or until the sequence is preempted. It
 //! holds pixels for its whole life, so that a preempted sequence can claim and encode again. Waiting sequences thus
@@ -16,10 +16,10 @@ use super::placed::{self, Run};
 use super::spec::{MediaItem, MediaSpec, Pixels, sense};
 use crate::cache::MediaMark;
 
-/// One item as its sequence holds it.
+/// One item of a sequence.
 #[derive(Debug)]
 pub(crate) struct Medium {
-    /// What its outputs are found by; other salts have other keys.
+    /// The key of its outputs in the pool; each salt gives other keys.
     pub key: ContentKey,
     pub grid: Grid,
     pub modality: Modality,
@@ -28,16 +28,16 @@ pub(crate) struct Medium {
     /// The position after its last placeholder.
     end: usize,
     output: Output,
-    /// It is encoded, not read from disk: reading was too slow, or failed.
+    /// Whether it is encoded rather than read from disk, because reading was too slow or failed.
     encode: bool,
 }
 
-/// What is held of an item's outputs.
+/// The sequence's hold on an item's outputs in the pool.
 #[derive(Debug)]
 enum Output {
     Nothing,
     Room(Vacant),
-    /// The disk cache fills its room ([`SeqMedia::take_room`]).
+    /// The item's room, which the disk cache fills ([`SeqMedia::take_room`]).
     Awaited,
     Rows(Pinned),
 }
@@ -48,15 +48,15 @@ pub struct SeqMedia {
     items: Vec<Medium>,
     runs: Vec<Run>,
     marks: Vec<MediaMark>,
-    /// Whether the tokens of an image attend to each other, and are computed in one step.
+    /// Whether the tokens of an image attend to each other and are computed in one step.
     in_one_step: bool,
-    /// Where the prompt's tokens stand, and where what comes after it does.
+    /// The places of the prompt's tokens, and the line of places for the tokens after it.
     places: Vec<[f32; 3]>,
     after: Option<TextLine>,
 }
 
 impl SeqMedia {
-    /// Of a request that was checked. All memory that it will ever take is taken here.
+    /// Reserves the media of a checked request. All memory that they ever take is allocated here.
     pub(crate) fn reserve(
         spec: &MediaSpec,
         prompt: &[u32],
@@ -66,16 +66,16 @@ impl SeqMedia {
         let runs = placed::runs(spec, prompt, media)?;
         let (mut items, mut marks) = (Vec::new(), Vec::new());
         items.try_reserve_exact(media.len())?;
-        // One more for what is generated.
+        // One more mark for generated tokens.
         marks.try_reserve_exact(media.len() + 1)?;
         let mut before = [0; 32];
         for (index, item) in (0..).zip(media) {
             let last = runs.iter().rev().find(|run| run.item == index);
-            // How far its frames are apart in time says where they stand.
+            // The time between its frames determines their places.
             let apart = item.seconds.map_or(0, f32::to_bits).to_le_bytes();
             let (purpose, from) = match track_of(media, index as usize) {
                 0 => ("media of a prompt", item.first),
-                // The word before them is placed with them.
+                // The word before a video with its track is placed with them.
                 _ => ("video of a prompt with its audio track", item.first.saturating_sub(1)),
             };
             let content = derived(purpose, item, &[&before, &apart[..]]);
@@ -107,7 +107,7 @@ impl SeqMedia {
                 Some(rule) => {
                     let own = rule.places(|at| spec.is_plane(prompt[at]), &placed, &mut places);
                     if own.apart {
-                        // The next turn's prompt has these tokens at other places: their pages are no answer to it (I9).
+                        // The next turn's prompt has these tokens at other places, so it must not reuse their pages (I9).
                         let content = ContentKey::of(Modality::Video, "generated behind the latest time", &before);
                         marks.push(MediaMark { from: prompt.len() as u32, content });
                     }
@@ -130,7 +130,7 @@ impl SeqMedia {
         Self { items, ..Self::default() }
     }
 
-    /// Heap bytes that [`Self::reserve`] takes at most.
+    /// The most heap bytes that [`Self::reserve`] takes.
     pub(crate) fn bytes_for(media: &[MediaItem], prompt: usize) -> u64 {
         if media.is_empty() {
             return 0;
@@ -146,7 +146,7 @@ impl SeqMedia {
         chunk(runs * size_of::<Run>()) + chunk(media.len() * each) + marks + chunk(prompt * size_of::<[f32; 3]>())
     }
 
-    /// Where a position stands in time, height and width.
+    /// Returns a position's place in time, height and width.
     pub(crate) fn place(&self, position: usize) -> [f32; 3] {
         match (self.places.get(position), self.after) {
             (Some(place), _) => *place,
@@ -155,7 +155,7 @@ impl SeqMedia {
         }
     }
 
-    /// What its pages depend on besides tokens.
+    /// The media that the sequence's pages depend on, beside its tokens.
     pub(crate) fn marks(&self) -> &[MediaMark] {
         &self.marks
     }
@@ -165,34 +165,34 @@ impl SeqMedia {
         &self.items[item]
     }
 
-    /// The first position from `computed` on that cannot be computed yet.
+    /// The first position from `computed` on whose outputs are missing.
     pub(crate) fn first_missing(&self, computed: usize) -> Option<usize> {
         let ahead = self.runs.iter().filter(|run| (run.start + run.len) as usize > computed);
         let mut missing = ahead.filter(|run| !matches!(self.items[run.item as usize].output, Output::Rows(_)));
         missing.next().map(|run| (run.start as usize).max(computed))
     }
 
-    /// How many of the `rows` positions from `computed` on a step can take without cutting an image that must stay whole; 0 if all of
-    /// them lie in one.
+    /// Returns how many of the `rows` positions from `computed` on a step can take without cutting an image that must stay whole. 0 if all
+    /// of them are part of one such image.
     pub(crate) fn uncut(&self, computed: usize, rows: usize) -> usize {
         let end = computed + rows;
         let cut = self.uncuttable().find(|run| (run.start as usize) < end && end < (run.start + run.len) as usize);
         cut.map_or(rows, |run| (run.start as usize).saturating_sub(computed))
     }
 
-    /// Positions from `computed` on that must be in one step; 0 if the next one can be alone.
+    /// Returns the number of positions from `computed` on that must be in one step; 0 if the next one can be alone.
     pub(crate) fn together(&self, computed: usize) -> usize {
         let inside = |run: &&Run| (run.start..run.start + run.len).contains(&(computed as u32));
         self.uncuttable().find(inside).map_or(0, |run| (run.start + run.len) as usize - computed)
     }
 
-    /// Runs whose tokens attend to each other. Those of audio never do.
+    /// Runs whose tokens attend to each other. Audio tokens never do.
     fn uncuttable(&self) -> impl Iterator<Item = &Run> {
         let seen = |run: &Run| self.items[run.item as usize].modality != Modality::Audio;
         self.runs.iter().filter(move |run| self.in_one_step && seen(run))
     }
 
-    /// For each of `rows` positions from `start` on, the position after the last that it attends to.
+    /// For each of `rows` positions from `start` on: the position after the last one that it attends to.
     pub(crate) fn ends(&self, start: usize, rows: usize) -> impl Iterator<Item = u32> {
         let mut runs = self.uncuttable().peekable();
         (start as u32..(start + rows) as u32).map(move |position| {
@@ -201,18 +201,18 @@ impl SeqMedia {
         })
     }
 
-    /// The next item from the `from`-th on that can be encoded: there is room for its outputs.
+    /// The next item from the `from`-th on that has room for its outputs and can be encoded.
     pub(crate) fn next_to_encode(&self, from: usize) -> Option<usize> {
         let waits = |medium: &Medium| matches!(medium.output, Output::Room(_));
         self.items.iter().skip(from).position(waits).map(|more| from + more)
     }
 
-    /// Whether it needs outputs beyond `computed` for which nothing is claimed.
+    /// Whether an item beyond `computed` has no claim on outputs.
     pub(crate) fn unclaimed(&self, computed: usize) -> bool {
         self.items.iter().any(|medium| medium.end > computed && matches!(medium.output, Output::Nothing))
     }
 
-    /// Claims the outputs of everything beyond `computed`, or nothing.
+    /// Claims the outputs of all items beyond `computed`. On an error it claims nothing.
     pub(crate) fn claim(&mut self, pool: &OutputPool, computed: usize) -> Result<(), MediaError> {
         let needed = |medium: &&mut Medium| medium.end > computed && matches!(medium.output, Output::Nothing);
         let keys: Vec<_> = self.items.iter_mut().filter(needed).map(|medium| (medium.key, medium.tokens)).collect();
@@ -238,7 +238,7 @@ impl SeqMedia {
         matches!(output, Output::Rows(_))
     }
 
-    /// Stores an item's outputs: `write` is asked for each of its rows.
+    /// Stores an item's outputs; `write` fills each of its rows.
     pub(crate) fn fill(&mut self, item: usize, mut write: impl FnMut(usize, &mut [f32])) {
         let output = &mut self.items[item].output;
         if let Output::Room(mut room) = std::mem::replace(output, Output::Nothing) {
@@ -247,18 +247,18 @@ impl SeqMedia {
         }
     }
 
-    /// The key of an item's outputs on disk, their rows, and the encoder that makes them; none if the item is to be encoded.
+    /// The key of an item's outputs on disk, their rows, and the encoder that makes them. `None` if the item must be encoded.
     pub(crate) fn on_disk(&self, item: usize) -> Option<(ContentKey, usize, EncoderKind)> {
         let medium = &self.items[item];
         (!medium.encode).then(|| (medium.key, medium.tokens, sense(medium.modality)))
     }
 
-    /// From now on the item is encoded, even if its outputs are on disk.
+    /// Marks the item: from now on it is encoded, even if its outputs are on disk.
     pub(crate) fn encode_it(&mut self, item: usize) {
         self.items[item].encode = true;
     }
 
-    /// Takes the room of an item, to fill it from disk. [`Self::bring`] ends that.
+    /// Takes the room of an item, to fill it from disk. [`Self::bring`] ends the read.
     pub(crate) fn take_room(&mut self, item: usize) -> Option<Vacant> {
         let output = &mut self.items[item].output;
         match std::mem::replace(output, Output::Awaited) {
@@ -285,17 +285,17 @@ impl SeqMedia {
         };
     }
 
-    /// Everything before `computed` is computed: outputs that no position needs any more are let go.
+    /// Releases the outputs that no position from `computed` on needs.
     pub(crate) fn passed(&mut self, computed: usize) {
         self.items.iter_mut().filter(|item| item.end <= computed).for_each(|item| item.output = Output::Nothing);
     }
 
-    /// It starts anew: all outputs are let go.
+    /// Releases all outputs, because the sequence starts over.
     pub(crate) fn start_over(&mut self) {
         self.items.iter_mut().for_each(|item| item.output = Output::Nothing);
     }
 
-    /// Tells the outputs of the `rows` positions from `start` on in pieces without a gap: offset from `start`, and values.
+    /// Calls `each` with the outputs of the `rows` positions from `start` on, in pieces without a gap: offset from `start`, and values.
     pub(crate) fn each_piece<'a>(&'a self, start: usize, rows: usize, mut each: impl FnMut(usize, &'a [f32])) {
         let end = start + rows;
         for run in &self.runs {
@@ -317,9 +317,9 @@ fn track_of(media: &[MediaItem], video: usize) -> usize {
     media.get(video + 1).filter(|next| next.of_video).map_or(0, |track| track.shape.tokens as usize)
 }
 
-/// A name for an item together with `with`. That is the media before it and its place in time, on which its pages
-/// depend. Or it is the salt of its request, since response times would reveal that another client has sent this
-/// image. The size after resizing is part of the name.
+/// Returns a key for an item together with `with`. For pages `with` is the media before it and its place in time, on which the pages
+/// depend. For encoder outputs it is the salt of the request: otherwise response times would reveal that another client has sent this
+/// image. The size after resizing is part of the key.
 fn derived(purpose: &str, item: &MediaItem, with: &[&[u8]]) -> ContentKey {
     let Grid { frames, height, width } = item.grid;
     let mut content = ArrayVec::<u8, 96>::new();

@@ -1,4 +1,4 @@
-//! Media items, and what the model takes of them.
+//! Media items, and the media that a model takes.
 
 use std::sync::Arc;
 
@@ -12,77 +12,76 @@ use plimsoll_models::{EncoderKind, Grid, PlaceRule};
 /// One medium of a request, or one of the pieces of an image that are encoded one by one.
 #[derive(Clone, Debug)]
 pub struct MediaItem {
-    /// Its content and processing: [`ContentKey::of`] its bytes with [`MediaSpec::parameters`] and whatever the request asked for
-    /// besides.
+    /// Content and processing: [`ContentKey::of`] the item's bytes with [`MediaSpec::parameters`] and the request's own parameters.
     pub key: ContentKey,
-    /// What the model's processor makes of it; `shape.tokens` placeholders of its kind stand in the prompt.
+    /// Sizes after the model's processor; `shape.tokens` placeholders of its kind stand in the prompt.
     pub shape: Shape,
-    /// Its patches, or the frames of its spectrogram.
+    /// The grid of patches, or the frames of the spectrogram.
     pub grid: Grid,
-    /// Index of its first placeholder token in the prompt. The others follow, without a gap or (between groups of frames) with text
-    /// among them, before the next item's. Those of a video and of its audio track take turns.
+    /// Index of the item's first placeholder token in the prompt. The others follow before the next item's, without a gap or with text
+    /// between groups of frames. Placeholders of a video and of its audio track take turns.
     pub first: u32,
-    /// Of a video, the seconds from one group of frames to the next; none for all else.
+    /// Seconds from one group of frames of a video to the next; `None` for other media.
     pub seconds: Option<f32>,
-    /// It is the audio track of the video before it, and its placeholders stand among those of the video's frames.
+    /// Whether this is the audio track of the video before it. Its placeholders then stand among those of the video's frames.
     pub of_video: bool,
-    /// What it looks or audio clips like. Requests of the same prompt share it.
+    /// The pixels or the spectrogram. Requests of the same prompt share them.
     pub pixels: Arc<Pixels>,
 }
 
-/// What an item is encoded from, and the host bytes that are reserved for it.
+/// The encoder's input for an item, and the host bytes that are reserved for it.
 #[derive(Debug)]
 pub struct Pixels {
-    /// One image, its tiles, one of its pieces, or the sampled frames of a video: all of the size that `grid` says. None of an audio clip.
+    /// One image, its tiles, one of its pieces, or the sampled frames of a video, all of `grid`'s size. Empty for an audio clip.
     pub frames: Vec<Rgb>,
-    /// An audio clip's spectrogram, frame by frame; empty for all else.
+    /// An audio clip's spectrogram, frame by frame; empty for other media.
     pub spectrogram: Vec<f32>,
     /// Their reservation in [`MediaSpec::staging`]. Windows of one clip share it.
     pub staged: Arc<Staged>,
 }
 
-/// What the engine's model takes besides text, and within which limits.
+/// The media that the engine's model takes, and their limits.
 #[derive(Clone, Debug)]
 pub struct MediaSpec {
-    /// Images.
+    /// Rules and limits of images; `None` if the model takes none.
     pub image: Option<ImageSpec>,
-    /// Lists of frames.
+    /// Rules and limits of videos, given as lists of frames; `None` if the model takes none.
     pub video: Option<VideoSpec>,
-    /// Audio clips.
+    /// Rules and limits of audio clips; `None` if the model takes none.
     pub audio: Option<AudioSpec>,
-    /// The processing in words, for keys of content.
+    /// The processing as text, for content keys.
     pub parameters: String,
-    /// How the family places media among the positions of a text; none: by their index.
+    /// The rule by which the family places media among a text's positions; `None`: by index.
     pub places: Option<PlaceRule>,
     /// Whether the tokens of an image attend to each other in the language model, so that they are computed in one step.
     pub image_in_one_step: bool,
     /// How the family's processor writes media into prompts.
     pub spelling: Spelling,
-    /// Items in one request, at most.
+    /// The most items in one request.
     pub items_max: usize,
-    /// Items that are encoded together, at most.
+    /// The most items that are encoded together.
     pub batch: usize,
-    /// Host bytes for media: reserve what decoding takes before decoding, keep what pixels and spectrograms take until the request has
-    /// ended.
+    /// Host bytes for media. A caller reserves the bytes of decoding before it decodes, and keeps those of pixels and spectrograms until
+    /// the request ends.
     pub staging: Staging,
-    /// Where encoder outputs go: what one request's items need must fit into it.
+    /// The pool of encoder outputs: all items of one request must fit into it.
     pub outputs: OutputPool,
 }
 
-/// What a processor makes of the placeholder that a template has written for a medium.
+/// The text that a processor puts in place of a medium's placeholder, which a template has written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spelling {
-    /// It is left as it is.
+    /// The placeholder stays as it is.
     Plain,
-    /// It is left as it is, but for a video with its audio track: this stands between two words, and tokens of frames and of audio
-    /// take turns ([`PlaceRule::interleave`]). Qwen2.5-Omni, Qwen3-Omni.
+    /// The placeholder stays as it is, except for a video with its audio track. Such a video stands between two words, and tokens of frames
+    /// and of audio take turns ([`PlaceRule::interleave`]). Qwen2.5-Omni, Qwen3-Omni.
     Interleaved {
         /// The word before.
         start: String,
         /// The word after.
         end: String,
     },
-    /// Every group of a video's frames stands behind the time at which it is shown: Qwen3-VL and later.
+    /// Every group of a video's frames follows the time at which it is shown: Qwen3-VL and later.
     Timed,
     /// A template writes a word for an image. It becomes a paragraph: the word, the image's placeholders and another word. Gemma 3.
     Paragraph {
@@ -91,8 +90,8 @@ pub enum Spelling {
         /// The word after.
         end: String,
     },
-    /// An image stands between two words, and behind a word each of its pieces that are encoded one by one: a tile behind its row and
-    /// column, the whole image behind one of its own. LFM2-VL.
+    /// An image stands between two words. Each of its pieces that are encoded one by one follows a word: a tile its row and column, the
+    /// whole image a word of its own. LFM2-VL.
     Pieces {
         /// The word before.
         start: String,
@@ -108,16 +107,16 @@ pub enum Spelling {
         /// The token after the last row.
         end: String,
     },
-    /// Squares of an image that are encoded one by one stand behind a word and their row and column, each row in a line of its own; the
-    /// whole image stands between that word and, behind its own, the same word again. Idefics3.
+    /// Squares of an image are encoded one by one. Each follows the word `around` and its row and column; each row of squares is a line.
+    /// The whole image follows `around` and `whole`, and another `around` ends it. Idefics3.
     Squares {
-        /// The word around.
+        /// The word around squares and the whole image.
         around: String,
         /// The word before the whole image.
         whole: String,
     },
-    /// A template writes a word for an image, which stands between two others: tiles that are encoded one by one, a word between two of a
-    /// row and another behind each row, then the template's word and the whole image. Llama 4.
+    /// A template writes a word for an image, which stands between two other words. Tiles that are encoded one by one come first: `column`
+    /// separates two tiles of a row, and `row` ends a row. The template's word and the whole image follow. Llama 4.
     Tiled {
         /// The word that templates write.
         image: String,
@@ -127,11 +126,11 @@ pub enum Spelling {
         end: String,
         /// The word between two tiles of a row.
         column: String,
-        /// The word behind a row.
+        /// The word after a row.
         row: String,
     },
-    /// Images stand between two words. So do the frames of a video, each in a line with its number; what a template writes for a
-    /// video is a word that the model never sees. InternVL.
+    /// Images stand between two words. The frames of a video do as well, each in a line with its number. A template's word for a video
+    /// never reaches the model. InternVL.
     Framed {
         /// The word before.
         start: String,
@@ -140,14 +139,14 @@ pub enum Spelling {
         /// The word for a video.
         video: String,
     },
-    /// Images stand between two words. So do the frames of a video, each behind the minute and second at which it is shown. Audio clips
+    /// Images stand between two words. The frames of a video do as well, each after the minute and second at which it is shown. Audio clips
     /// stand between two words of their own. Gemma 4.
     Clocked {
         /// The word before.
         start: String,
         /// The word after.
         end: String,
-        /// What a template writes for a video.
+        /// The word that a template writes for a video.
         video: String,
         /// The words before and after an audio clip.
         audio: [String; 2],
@@ -159,14 +158,14 @@ pub enum Spelling {
 pub struct ImageSpec {
     /// Resize rule and patch grid.
     pub rule: ImageRule,
-    /// Means and deviations.
+    /// Means and standard deviations of the pixel normalization.
     pub normalize: Normalize,
     /// The placeholder token.
     pub placeholder: u32,
-    /// Tokens of one image, at most: all pieces together.
+    /// The most tokens of one image: all pieces together.
     pub tokens_max: u64,
-    /// The largest grids that the rule yields: no image has more frames, a longer short side and a longer long side than one of
-    /// them (I6).
+    /// The largest grids that the rule yields. Every image fits into one of them, turned if need be: in frames, short side and long side
+    /// (I6).
     pub bounds: Arc<[Grid]>,
 }
 
@@ -175,43 +174,43 @@ pub struct ImageSpec {
 pub struct VideoSpec {
     /// Resize rule, patch grid and sampling.
     pub rule: VideoRule,
-    /// Means and deviations.
+    /// Means and standard deviations of the pixel normalization.
     pub normalize: Normalize,
     /// The placeholder token.
     pub placeholder: u32,
-    /// Tokens of one video, at most.
+    /// The most tokens of one video.
     pub tokens_max: u64,
-    /// The grids that were planned: no video has more patches and larger frames than one of them (I6).
+    /// The grids that were planned. For every video, one of them has at least as many patches and frames at least as large (I6).
     pub bounds: Arc<[Grid]>,
 }
 
 /// How audio clips are prepared.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AudioSpec {
-    /// How a clip becomes frames and tokens.
+    /// The rule that divides a clip into frames and tokens.
     pub rule: AudioRule,
-    /// Makes spectrograms.
+    /// The transform that makes spectrograms.
     pub mel: Arc<Mel>,
     /// The placeholder token.
     pub placeholder: u32,
-    /// Tokens of one audio clip, at most.
+    /// The most tokens of one audio clip.
     pub tokens_max: u64,
-    /// How the model is asked for a transcript.
+    /// The request that makes the model write a transcript.
     pub transcript: Transcript,
 }
 
-/// Why a model that is a decoder of an audio clip takes no other request ([`Transcript::Decoded`]).
+/// The error for other requests to a model that decodes one audio clip ([`Transcript::Decoded`]).
 pub const TRANSCRIBES_ONLY: &str =
     "this model takes one audio clip, and nothing else: use /v1/audio/transcriptions or /v1/audio/translations";
 
-/// How a model is asked to transcribe an audio clip.
+/// The kind of request that makes a model transcribe an audio clip.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Transcript {
-    /// By an instruction beside the clip.
+    /// An instruction beside the clip.
     Instructed,
-    /// By the clip alone. The answer is `language NAME<asr_text>TEXT`; the prompt may give its beginning, with a language.
+    /// The clip alone. The answer is `language NAME<asr_text>TEXT`; the prompt can give its beginning, with a language.
     Tagged,
-    /// By the clip and tokens for language and task: the model does nothing else. Whisper.
+    /// The clip, with tokens for language and task; the model does nothing else. Whisper.
     Decoded(Arc<Whisper>),
 }
 
@@ -226,13 +225,13 @@ impl ImageSpec {
         }
     }
 
-    /// Pages of so many rows that the outputs of an image take at most.
+    /// The most pages of `rows` rows each that the outputs of an image take.
     pub(super) fn output_pages(&self, rows: usize) -> usize {
         self.rule.pieces_max() as usize * (self.item_tokens() as usize).div_ceil(rows)
     }
 }
 
-/// The encoder that a kind goes through.
+/// Returns the encoder for a kind of media.
 pub(crate) fn sense(modality: Modality) -> EncoderKind {
     match modality {
         Modality::Image | Modality::Video => EncoderKind::Vision,
@@ -240,8 +239,7 @@ pub(crate) fn sense(modality: Modality) -> EncoderKind {
     }
 }
 
-/// Writes what an encoder has made into a row of the pool, which is as wide as the widest encoder's: the model's first layers are given
-/// nothing more of what has no more.
+/// Copies an encoder's output into a row of the pool, which is as wide as the widest encoder's output. The rest of the row is zero.
 pub(crate) fn widen(row: &mut [f32], embedding: &[f32]) {
     let (own, more) = row.split_at_mut(embedding.len());
     own.copy_from_slice(embedding);
@@ -249,7 +247,7 @@ pub(crate) fn widen(row: &mut [f32], embedding: &[f32]) {
 }
 
 impl MediaSpec {
-    /// The placeholder token of a kind, if the model takes it, and the most tokens of one item.
+    /// The placeholder token of a kind of media, and the most tokens of one item; `None` if the model does not take it.
     pub(super) fn kind(&self, modality: Modality) -> Option<(u32, u64)> {
         match modality {
             Modality::Image => self.image.as_ref().map(|image| (image.placeholder, image.item_tokens())),
@@ -258,12 +256,12 @@ impl MediaSpec {
         }
     }
 
-    /// How the model is asked for a transcript; none if it takes no audio.
+    /// The request that makes the model write a transcript; `None` if it takes no audio.
     pub fn transcript(&self) -> Option<Transcript> {
         self.audio.as_ref().map(|audio| audio.transcript.clone())
     }
 
-    /// Values of the patches of a batch, at most.
+    /// The most values of the patches of a batch.
     pub(crate) fn patch_values_max(&self) -> usize {
         let of = |kind| {
             self.kind(kind).zip(self.patches(kind)).map_or(0, |((_, tokens), (rule, _))| {
@@ -297,7 +295,7 @@ impl MediaSpec {
         }
     }
 
-    /// Appends what an encoder reads of an item.
+    /// Appends the encoder's input for an item to `values`.
     pub(crate) fn write_patches(&self, modality: Modality, pixels: &Pixels, values: &mut Vec<f32>) {
         match self.patches(modality) {
             Some((rule, normalize)) => {
@@ -309,7 +307,7 @@ impl MediaSpec {
         }
     }
 
-    /// The patch grid of a kind.
+    /// The patch grid and normalization of a kind of media; `None` for audio.
     pub(crate) fn patches(&self, modality: Modality) -> Option<(&Patches, &Normalize)> {
         match modality {
             Modality::Image => self.image.as_ref().map(|image| (image.rule.patches(), &image.normalize)),
@@ -318,7 +316,7 @@ impl MediaSpec {
         }
     }
 
-    /// The only size that the encoder sees of a kind, where there is one.
+    /// The only size that the encoder takes for a kind of media; `None` where it takes several.
     pub(super) fn tile(&self, modality: Modality) -> Option<Size> {
         match modality {
             Modality::Image => self.image.as_ref().and_then(|image| image.rule.tile()),
@@ -332,7 +330,8 @@ impl MediaSpec {
         Modality::ALL.into_iter().any(|kind| self.kind(kind).is_some_and(|(placeholder, _)| placeholder == token))
     }
 
-    /// Whether a token stands for a part of what lies in a plane: not for an audio clip's, which stand one after another as a text's do.
+    /// Whether a token stands for a part of an image or video, whose positions have two dimensions. Audio tokens follow one another as text
+    /// tokens do.
     pub(crate) fn is_plane(&self, token: u32) -> bool {
         let of = |kind| self.kind(kind).is_some_and(|(placeholder, _)| placeholder == token);
         [Modality::Image, Modality::Video].into_iter().any(of)

@@ -1,4 +1,4 @@
-//! How a family's processor writes media into prompts: the words that the tokenizer's configuration names.
+//! The text that a family's processor writes for media in prompts. Most words come from the tokenizer's configuration.
 
 use plimsoll_media::MediaError;
 
@@ -17,21 +17,21 @@ pub(super) fn framed(tokenizer: Option<&str>) -> Result<Spelling, PlanError> {
     Ok(Spelling::Framed { start, end, video })
 }
 
-/// The same of Gemma 3.
+/// The same for Gemma 3.
 pub(super) fn paragraph(tokenizer: Option<&str>) -> Result<Spelling, PlanError> {
     let [start, end] =
         words((TOKENIZER, tokenizer), [("boi_token", "<start_of_image>"), ("eoi_token", "<end_of_image>")])?;
     Ok(Spelling::Paragraph { start, end })
 }
 
-/// The words around a video with its audio track. `default` is what they are where the file does not name them.
+/// The words around a video with its audio track; `default` has the words for a file that does not name them.
 pub(super) fn interleaved(tokenizer: Option<&str>, default: [&'static str; 2]) -> Result<Spelling, PlanError> {
     let [start, end] = default;
     let [start, end] = words((TOKENIZER, tokenizer), [("audio_bos_token", start), ("audio_eos_token", end)])?;
     Ok(Spelling::Interleaved { start, end })
 }
 
-/// The same of LFM2-VL.
+/// The same for LFM2-VL.
 pub(super) fn pieces(tokenizer: Option<&str>) -> Result<Spelling, PlanError> {
     let [start, end, whole] = words(
         (TOKENIZER, tokenizer),
@@ -44,7 +44,7 @@ pub(super) fn pieces(tokenizer: Option<&str>) -> Result<Spelling, PlanError> {
     Ok(Spelling::Pieces { start, end, whole })
 }
 
-/// The same of Mistral 3, whose words the processor's file may name.
+/// The same for Mistral 3, whose processor's file can name the words.
 pub(super) fn rows(processor: Option<&str>) -> Result<Spelling, PlanError> {
     let [next, end] = words(
         ("processor_config.json", processor),
@@ -53,28 +53,28 @@ pub(super) fn rows(processor: Option<&str>) -> Result<Spelling, PlanError> {
     Ok(Spelling::Rows { next, end })
 }
 
-/// The same of Idefics3, whose words are its processor's.
+/// The same for Idefics3, whose processor defines the words.
 pub(super) fn squares() -> Spelling {
     Spelling::Squares { around: "<fake_token_around_image>".to_owned(), whole: "<global-img>".to_owned() }
 }
 
-/// The same of Llama 4. The words are its processor's.
+/// The same for Llama 4, whose processor defines the words.
 pub(super) fn tiled() -> Spelling {
     let [image, start, end] = ["<|image|>", "<|image_start|>", "<|image_end|>"].map(str::to_owned);
     let [column, row] = ["<|tile_x_separator|>", "<|tile_y_separator|>"].map(str::to_owned);
     Spelling::Tiled { image, start, end, column, row }
 }
 
-/// The same of Gemma 4.
+/// The same for Gemma 4.
 pub(super) fn between(tokenizer: Option<&str>) -> Result<Spelling, PlanError> {
-    // The processor adds the word for videos to the tokenizer, by this name.
+    // The processor adds the word for videos to the tokenizer under this name.
     let names =
         [("boi_token", "<|image>"), ("eoi_token", "<image|>"), ("boa_token", "<|audio>"), ("eoa_token", "<audio|>")];
     let [start, end, audio_start, audio_end] = words((TOKENIZER, tokenizer), names)?;
     Ok(Spelling::Clocked { start, end, video: "<|video|>".to_owned(), audio: [audio_start, audio_end] })
 }
 
-/// Words by their names in a file, or by default.
+/// Reads words by their names in a file, or returns the defaults.
 fn words<const N: usize>(
     file: (&'static str, Option<&str>),
     names: [(&'static str, &'static str); N],

@@ -1,7 +1,7 @@
-//! The accounts: what the host side of an engine takes, planned by formula and entered in the ledger as it really is.
+//! The memory accounts of an engine's host side: planned by formula, and entered in the ledger as measured.
 //!
-//! Regions enter themselves; what lives on the heap is entered here. Every heap byte has exactly one owner: tables of known
-//! size, requests by their reservations, and the host heap, which is the counted rest. What must not be in here: device memory.
+//! Regions enter themselves; heap memory is entered here. Every heap byte has exactly one owner: tables of known size, requests by their
+//! reservations, or the host heap, which is the counted rest. What must not be in here: device memory.
 
 use plimsoll_device::{KvShape, WeightTable};
 use plimsoll_memory::{Component, Ledger};
@@ -14,27 +14,26 @@ use crate::runner::step_buffers::{DraftRows, StepBuffers};
 use crate::sampling::Sampler;
 use crate::schedule::scheduler::{Seq, StepEntry, StepLimits};
 
-/// What a tokenizer of our own takes per vocabulary entry where it cannot be measured: names and texts in arenas that grow by
-/// doubling, an index at most half full, and a table of two merges a token at most seven eighths full. Measured: 66
-/// bytes (SmolLM2, 49k), 80 (Qwen2.5, 152k), 111 (Gemma 3, 262k).
+/// Bytes per vocabulary entry of this program's tokenizers, where they are not measured. They hold names and texts in arenas that grow by
+/// doubling, and an index at most half full. A table of two merges a token is at most seven eighths full. Measured: 66 bytes (SmolLM2,
+/// 49k), 80 (Qwen2.5, 152k), 111 (Gemma 3, 262k).
 const TOKENIZER_BYTES_PER_TOKEN: u64 = 144;
-/// Special tokens' automata, the chat template's program.
+/// Bytes of the special tokens' automata and of the chat template's program.
 const TOKENIZER_BYTES_FIXED: u64 = 1 << 20;
-/// A measured tokenizer is planned in whole steps of this.
+/// A measured tokenizer's bytes are rounded up to a multiple of this.
 const TOKENIZER_STEP_BYTES: u64 = 32 << 10;
 
-/// What every engine has on the heap besides: its handle, plan, metrics, threads' names and handles.
+/// Bytes of every engine's other heap memory: its handle, plan, metrics, threads' names and handles.
 const ENGINE_FIXED_BYTES: u64 = 24 << 10;
-/// A weight's record and name, and its place in the model.
+/// Bytes of a weight's record and name, and of its place in the model.
 const WEIGHT_RECORD_BYTES: u64 = 192;
 
-/// What does not depend on requests: the engine's own, and the table of its weights.
+/// Heap bytes that do not depend on requests: the engine's own, and the table of its weights.
 pub(crate) fn engine_bytes(weights: &WeightTable) -> u64 {
     ENGINE_FIXED_BYTES + WEIGHT_RECORD_BYTES * (weights.linears.len() + weights.vectors.len()) as u64
 }
 
-/// Tokenizer and chat template: the measurement if there is one (in whole steps, so that it is the same on every run), else
-/// the formula.
+/// Bytes of tokenizer and chat template: the measurement if there is one, rounded up so that every run plans the same, else the formula.
 pub(crate) fn tokenizer_bytes(vocab: usize, measured: Option<u64>) -> u64 {
     match measured {
         Some(bytes) => bytes.next_multiple_of(TOKENIZER_STEP_BYTES),
@@ -42,49 +41,49 @@ pub(crate) fn tokenizer_bytes(vocab: usize, measured: Option<u64>) -> u64 {
     }
 }
 
-/// The sampler's scratch and the copy of the row being sampled.
+/// Bytes of the sampler's scratch and of the copy of the row being sampled.
 pub(crate) fn sampler_bytes(vocab: usize) -> u64 {
     (Sampler::bytes_for(vocab) + vocab * size_of::<f32>()) as u64
 }
 
-/// The arrival queue, the scheduler's lists and the step's buffers, all of fixed size, for requests of up to `context` tokens.
+/// Bytes of the arrival queue, the scheduler's lists and the step's buffers, all of fixed size. Requests have up to `context` tokens.
 pub(crate) fn table_bytes(step: &StepLimits, max_waiting: usize, context: usize) -> u64 {
     let places = step.running + max_waiting;
-    // One stamp beside each place of a bounded channel.
+    // A bounded channel has one stamp beside each place.
     let arrivals = places * (size_of::<Arrival>() + size_of::<usize>());
     // A preempted sequence returns to the queue, so the queue has a place for every sequence.
     let lists = (places + step.running) * size_of::<Seq<RequestState>>() + 2 * step.running * size_of::<StepEntry>();
-    // Sequences may share pages, and each names all of its own.
+    // Sequences can share pages, and each lists all pages that it uses.
     let pages = |step: &StepLimits| step.running * context.div_ceil(PAGE_TOKENS);
     let chunk = step.of_layers();
     let buffers = StepBuffers::bytes_for(step, pages(step)) + StepBuffers::bytes_for(&chunk, pages(&chunk));
-    // Rows that count, passes of the draft head, and whom they are for.
+    // Draft rows of each sequence, and three lists with one entry a sequence.
     let drafting = step.running * (size_of::<DraftRows>() + 3 * size_of::<usize>());
     (arrivals + lists + buffers + drafting) as u64
 }
 
-/// Which tables a pool of pages has beside its own.
+/// The tables of a pool of pages, beside its page table.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tables {
     /// A prefix tree.
     pub prefix_cache: bool,
-    /// Notes of what it holds, for others.
+    /// A log of the prefix tree's changes, for other processes.
     pub kv_events: bool,
     /// The slots beside the pages are window pages.
     pub windows: bool,
-    /// Lists of what a tier below memory is to keep.
+    /// Lists of pages that a tier below memory is to keep.
     pub tier: bool,
 }
 
 impl Tables {
-    /// What these options ask for, of a model with this cache.
+    /// The tables that these options need, for a model with this cache.
     pub fn of(options: &Options, kv: &KvShape) -> Self {
         let Options { prefix_cache, kv_events, .. } = *options;
         Self { prefix_cache, kv_events, windows: kv.window().is_some(), tier: options.disk_cache.is_some() }
     }
 
-    /// Page table, prefix index and notes for a pool of `pages` pages, the table of state slots or window pages for a model that has
-    /// `slots` of them, and the ids of pages on their way back to the system, exactly.
+    /// Exact bytes of the page table, prefix index and KV event log for a pool of `pages` pages. The table of state slots or window pages
+    /// counts for a model that has `slots` of them. Ids of pages on their way back to the system count as well.
     pub fn bytes(self, pages: usize, slots: Option<usize>) -> u64 {
         if pages == 0 {
             return 0;
@@ -100,24 +99,24 @@ impl Tables {
         (PagePool::bytes_for(pages) + index + notes + states + unsaved + evicted + INDEX_CHUNKS_BYTES) as u64
     }
 
-    /// The most that [`Self::bytes`] adds for one token of the pool: tables are powers of two, and one page alone costs as much as
-    /// any page can in the mean.
+    /// The most that [`Self::bytes`] adds for one token of the pool. Tables are powers of two, and no pool costs more a page than a pool of
+    /// one page.
     pub fn bytes_per_token(self) -> u64 {
         let everything = Self { prefix_cache: true, ..self };
         everything.bytes(1, Some(0)).div_ceil(PAGE_TOKENS as u64)
     }
 }
 
-/// What the allocator adds to the four blocks of page table and index.
+/// Bytes that the allocator adds to the four blocks of page table and index.
 const INDEX_CHUNKS_BYTES: usize = 4 * 24;
-/// And to the four of window pages.
+/// Bytes that it adds to the four blocks of window pages.
 const WINDOW_CHUNKS_BYTES: usize = 4 * 24;
-/// And to the five of the lists for a tier below memory.
+/// Bytes that it adds to the five blocks of the lists for a tier below memory.
 const UNSAVED_CHUNKS_BYTES: usize = 5 * 24;
-/// And to the three of the notes.
+/// Bytes that it adds to the three blocks of the KV event log.
 const NOTES_CHUNKS_BYTES: usize = 3 * 24;
 
-/// What an engine holds on the heap for its whole life, and what the process took before it held anything.
+/// Bytes that an engine holds on the heap for its whole life, by owner, and the process's account.
 #[derive(Debug, Default)]
 pub(crate) struct Accounts {
     /// Tokenizer, template and sampler.
@@ -130,16 +129,16 @@ pub(crate) struct Accounts {
     pub encoder: u64,
     /// Buffers and index of the prefix cache on disk.
     pub disk: u64,
-    /// Software stands for a GPU, so the GPU's buffers are on the heap.
+    /// Whether a software GPU runs the steps: its buffers are on the heap.
     pub buffers_on_heap: bool,
-    /// The rest of the heap and the process; none if the engine host accounts for them.
+    /// The rest of the heap and the process; `None` if the engine host accounts for them.
     pub process: Option<ProcessAccount>,
-    /// What the largest steps took of the workspace.
+    /// The most bytes of the workspace that a step has used.
     pub workspace_peak: u64,
 }
 
 impl Accounts {
-    /// Enters what is held now; `reserved` is what requests have reserved, `staged` what media on their way have.
+    /// Enters the bytes that are held now. `reserved` bytes are reserved by requests, and `staged` bytes by media before they are encoded.
     pub fn observe(&self, ledger: &Ledger, reserved: u64, staged: u64) {
         ledger.look();
         let requests = self.tables + reserved;
@@ -160,12 +159,12 @@ impl Accounts {
     fn regions(&self, ledger: &Ledger) -> u64 {
         let regions = [Component::Weights, Component::KvPages, Component::StateSlots, Component::StepWorkspace];
         let regions = regions.into_iter().chain([Component::TableCache, Component::Transfers]);
-        // Software that stands for a GPU with memory of its own takes it from the heap nevertheless.
+        // A software GPU takes its own memory from the heap, too.
         let there = regions.filter(|component| self.buffers_on_heap || ledger.on_host(*component));
         there.map(|component| ledger.row(component).committed).sum()
     }
 
-    /// Measures the process's own share once, when everything planned has been touched.
+    /// Measures the process's baseline once, when everything planned has been touched.
     pub fn measure_baseline(&self, ledger: &Ledger) {
         ledger.look();
         if let Some(process) = &self.process {

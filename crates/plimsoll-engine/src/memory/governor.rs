@@ -1,8 +1,8 @@
-//! The governor: when others take what was planned here, it gives way step by step, and recovers.
+//! The governor: when other processes take planned memory, it degrades the engine step by step, and recovers.
 //!
-//! Degradation levels, from the cheapest to the dearest, with hysteresis: one level up for each reading, one level down after several calm
-//! ones. Readings come from a thread of their own, every half second; the engine thread asks for the current level and
-//! acts. Pure arithmetic over readings, so that tests inject them. What must not be in here: pages, sequences, clients.
+//! Degradation levels, from the cheapest to the dearest, with hysteresis. One reading raises the level by one; several calm readings lower
+//! it by one. Another thread takes a reading every half second; the engine thread reads the current level and acts. Pure arithmetic over
+//! readings, which tests inject. What must not be in here: pages, sequences, clients.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -22,7 +22,7 @@ const RESERVE_BYTES: u64 = 8 << 20;
 /// level would never fall (seen with a budget of 420 MiB around a plan of 418.9).
 const MARGIN_BYTES: u64 = 4 << 20;
 
-/// What the machine looks like at one moment.
+/// A reading of the machine's free memory and stalls at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct MemoryReading {
     /// Bytes this process could still take before a limit is crossed.
@@ -36,14 +36,14 @@ pub struct MemoryReading {
     pub stall_room: u64,
     /// Percentage of the last ten seconds in which some task waited for memory.
     pub some_avg10: f32,
-    /// Percentage in which every task did.
+    /// Percentage of the last ten seconds in which every task waited for memory.
     pub full_avg10: f32,
 }
 
 impl MemoryReading {
     /// The degradation level that this reading alone calls for. Leaving a level requires a margin: `strictly`.
     fn calls_for(&self, strictly: bool) -> DegradationLevel {
-        // What is free must cover what is still to come; each halving of that is one level.
+        // Free memory must cover the bytes that the plan has still to touch. Each halving below that is one level.
         let spare = self.above_plan / 2;
         let due = self.untouched.max(RESERVE_BYTES.min(spare));
         let threshold = |level: usize| {
@@ -51,8 +51,8 @@ impl MemoryReading {
             if strictly { bytes.saturating_add(MARGIN_BYTES.min(bytes / 4).min(spare)) } else { bytes }
         };
         let by_room = (0..DegradationLevel::ALL.len()).filter(|level| self.available < threshold(*level)).count();
-        // Twice as much is free there as this process can still take, so the stalls have another cause. Another
-        // cgroup is full, or a disk is slow; a higher level would not help.
+        // Twice as much is free there as `due`, so the stalls have another cause. Another cgroup is full, or a disk is slow; a higher level
+        // would not help.
         if self.stall_room >= due.max(RESERVE_BYTES).saturating_mul(2) {
             return DegradationLevel::at(by_room);
         }
@@ -83,7 +83,7 @@ impl Governor {
         self.level
     }
 
-    /// Takes one reading in. Returns the level to stand on until the next.
+    /// Takes one reading in. Returns the level that holds until the next.
     pub fn observe(&mut self, reading: &MemoryReading) -> DegradationLevel {
         let level = self.level as usize;
         if reading.calls_for(false) > self.level {
@@ -100,7 +100,7 @@ impl Governor {
     }
 }
 
-/// The last reading, from the thread that takes them to the thread that acts.
+/// The last reading and level, shared by the thread that takes readings and the thread that acts.
 #[derive(Debug, Default)]
 pub struct Gauge {
     last: Mutex<MemoryReading>,
@@ -115,7 +115,7 @@ impl Gauge {
         self.taken.fetch_add(1, Relaxed);
     }
 
-    /// The last reading if it is newer than the `seen`-th, and notes that it was seen.
+    /// Returns the last reading if it is newer than the `seen`-th, and updates `seen`.
     pub fn newer(&self, seen: &mut u64) -> Option<MemoryReading> {
         let taken = self.taken.load(Relaxed);
         (taken != std::mem::replace(seen, taken)).then(|| self.last())
@@ -126,7 +126,7 @@ impl Gauge {
         *self.last.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Enters a level because of `reading`.
+    /// Enters a level and logs `reading` if the level has changed.
     pub fn stand(&self, level: DegradationLevel, reading: &MemoryReading, metrics: &Metrics) {
         let before = self.level.swap(level as u64, Relaxed);
         let (now, MemoryReading { available, untouched, some_avg10, full_avg10, .. }) = (level.name(), *reading);
@@ -211,13 +211,14 @@ mod tests {
         let calm = reading(1000, 100);
         let steps = (1..100).find(|_| governor.observe(&calm) == DegradationLevel::Calm).unwrap();
         assert_eq!(steps, 6 * CALM_READINGS);
-        // Just above a threshold it stays where it is, however long.
+        // Just above a threshold the level does not change, however long that lasts.
         let mut governor = Governor::default();
         assert_eq!(governor.observe(&reading(99, 100)), DegradationLevel::EvictPrefix);
         assert!((0..100).all(|_| governor.observe(&reading(103, 100)) == DegradationLevel::EvictPrefix));
     }
 
-    /// A process of `planned` MiB under a limit that lies `above` it, of which others take `others` and it has touched `touched`.
+    /// A process of `planned` MiB under a limit that lies `above` MiB higher. Others take `others` MiB, and the process has touched
+    /// `touched` MiB.
     fn inside(planned: f64, above: f64, touched: f64, others: f64) -> MemoryReading {
         let bytes = |mib: f64| (mib.max(0.0) * MIB as f64) as u64;
         let untouched = planned - touched;

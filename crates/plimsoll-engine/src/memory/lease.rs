@@ -1,7 +1,7 @@
-//! The memory lease: this process's place beside other Plimsolls, held from before the first byte until the engine ends.
+//! The memory lease: this process's claim beside other Plimsolls, held from before the first byte until the engine ends.
 //!
-//! Measuring what others use is not enough when two servers start at once; each therefore leases what it plans. What must not be
-//! in here: sizing, and anything of the plan but its total.
+//! Measuring other processes' use is not enough when two servers start at once. Each server therefore leases its planned bytes. What must
+//! not be in here: sizing, and anything of the plan but its total.
 
 use std::path::PathBuf;
 
@@ -10,19 +10,19 @@ use plimsoll_memory::host::{HostLimits, HostNow, Room, Root};
 
 use crate::api::start_error::StartError;
 
-/// A lease, or none where no directory for leases can be used.
+/// A lease; `None` where no directory for leases can be used.
 #[derive(Debug)]
 pub(crate) struct MemoryLease {
     lease: Option<Lease>,
-    /// The same of a GPU's own memory.
+    /// The lease on a GPU's own memory.
     device: Option<Lease>,
 }
 
 impl MemoryLease {
-    /// Leases `planned` bytes, in `dir` or where all of this user's processes agree to meet. `beside`: what this process holds already
-    /// under other leases of its own.
+    /// Leases `planned` bytes, in `dir` or in the directory that all of this user's processes share. `beside` bytes are already held under
+    /// this process's other leases.
     ///
-    /// A directory that cannot be used costs the agreement, not the start: what others use is measured all the same.
+    /// Without a usable directory there is no lease, and the start continues: the use of other processes is measured all the same.
     pub fn take(
         planned: u64,
         beside: u64,
@@ -38,7 +38,7 @@ impl MemoryLease {
         Ok(Self { lease: acquire(planned, dir, rooms)?, device: None })
     }
 
-    /// Leases `planned` bytes of a GPU's own memory as well. `room` asks its driver.
+    /// Leases `planned` bytes of a GPU's own memory as well. `room` reads the free memory from its driver.
     #[cfg(feature = "gpu")]
     pub fn take_on_device(
         &mut self,
@@ -50,8 +50,8 @@ impl MemoryLease {
         Ok(())
     }
 
-    /// Tells the others what was built: what is planned is kept, and how many bytes of it are touched. Both are given for the machine's
-    /// memory and for a GPU's own.
+    /// Tells other processes what was built: planned bytes to keep leased, and bytes of these that are touched. The first pair is the
+    /// machine's memory, the second a GPU's own.
     pub fn built(&mut self, host: [u64; 2], device: [u64; 2]) -> Result<(), StartError> {
         for (lease, [planned, committed]) in [(&mut self.lease, host), (&mut self.device, device)] {
             let Some(lease) = lease else { continue };
@@ -62,7 +62,7 @@ impl MemoryLease {
     }
 }
 
-/// A lease in `dir` or where all of this user's processes agree to meet.
+/// Acquires a lease in `dir` or in the directory that all of this user's processes share.
 fn acquire(planned: u64, dir: Option<PathBuf>, rooms: impl FnOnce() -> Vec<Room>) -> Result<Option<Lease>, StartError> {
     let open = dir.map_or_else(LeaseDir::of_user, |dir| LeaseDir::at(&dir));
     let answer = open.and_then(|dir| dir.acquire(planned, planned, rooms));

@@ -1,8 +1,9 @@
-//! When unused memory goes back to the system.
+//! Decides when unused memory goes back to the system.
 //!
-//! Freed heap memory stays with the system's allocator, and in elastic mode pages that were touched stay resident. Both are given
-//! back after a number of requests have ended, the sooner the more run at once, and once more when nothing is left to do. Pure
-//! arithmetic: the engine thread gives pages back, the watching thread trims the heap, since that takes locks and
+//! Freed heap memory stays with the system's allocator, and in elastic mode touched pages stay resident. Both are given back after a number
+//! of requests have ended: the more requests run at once, the sooner. Both are given back once more when the engine is idle. Pure
+//! arithmetic: the engine thread gives pages back, and the watching thread trims the heap, which takes locks and milliseconds. What must
+//! not be in here: pages, sequences, system calls.
 //! milliseconds. What must not be in here: pages, sequences, system calls.
 
 use std::time::{Duration, Instant};
@@ -15,45 +16,46 @@ const FEW: u64 = 8;
 /// reason to forget its prefix.
 const IDLE: Duration = Duration::from_secs(3);
 
-/// After how many ended requests memory is given back when `running` run at once: each of them leaves its share behind, so the
-/// interval is inverse to their number. At least 1.
+/// Returns the number of ended requests after which memory is given back while `running` requests run. Each running request leaves its
+/// share behind, so the number is inverse to `running`. At least 1.
 pub fn interval(base: u64, running: u64) -> u64 {
     (base.saturating_mul(FEW) / running.max(FEW)).max(1)
 }
 
-/// What is due.
+/// The memory to give back now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     /// Nothing.
     Nothing,
-    /// What is free goes back; what is cached stays.
+    /// Free memory goes back; cached pages stay.
     Free,
-    /// No request is left: cached pages go back too where memory is elastic.
+    /// No request is left: where memory is elastic, cached pages go back as well.
     All,
 }
 
-/// Keeps count.
+/// The counts since memory was last given back.
 #[derive(Debug)]
 pub(crate) struct Trim {
     /// Requests that had ended at the last trim.
     ended: u64,
-    /// Since when there has been nothing to do.
+    /// The time since which there has been nothing to do.
     idle_since: Option<Instant>,
-    /// Something has run since everything was given back.
+    /// Whether a request has run since everything was given back.
     used: bool,
 }
 
 impl Trim {
-    /// Nothing has been used yet.
+    /// Returns the counts of an engine that has run no request.
     pub fn new() -> Self {
         Self { ended: 0, idle_since: None, used: false }
     }
 
-    /// What is due `now`, with `running` requests in the running set, `ended` in all since start, and nothing to do if `idle`.
+    /// Returns the memory to give back at `now`. `running` requests run, `ended` requests have ended since start, and `idle` is true if
+    /// none runs or waits.
     pub fn due(&mut self, now: Instant, running: usize, ended: u64, idle: bool) -> Due {
         if !idle {
             (self.used, self.idle_since) = (true, None);
-            // The one that has just ended ran too.
+            // The request that has just ended ran as well.
             if ended - self.ended >= interval(BASE, running as u64 + 1) {
                 self.ended = ended;
                 return Due::Free;
@@ -87,7 +89,7 @@ mod tests {
             prop_assert!((1..=base).contains(&here));
             prop_assert!(interval(base, running + more) <= here);
             prop_assert!(running > FEW || here == base, "few requests: the whole interval");
-            // Inverse: what they leave behind between two trims is bounded whatever their number.
+            // Inverse: the memory left behind between two trims is bounded for any number of requests.
             prop_assert!(here == 1 || here * running.max(FEW) <= base * FEW);
         }
 

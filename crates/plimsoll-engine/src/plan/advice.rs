@@ -1,4 +1,4 @@
-//! Advice: which flags would make a plan smaller, and by how much. Everything it says has been planned.
+//! Advice on a plan: the flags that make it smaller, and by how much. Every number comes from the planner.
 
 use plimsoll_device::KvDtype;
 use plimsoll_memory::Bytes;
@@ -7,14 +7,14 @@ use crate::api::options::Options;
 use crate::api::plan_error::Advice;
 use crate::media::MediaPlan;
 
-/// A flag that trades something for memory, with the options that it leads to.
+/// A flag that trades something for memory, with the options that result.
 pub(crate) struct Alternative {
     pub flag: &'static str,
     pub value: String,
     pub options: Options,
 }
 
-/// Flags of the engine, of a model that takes `media`, and of the HTTP side, each with the next smaller value worth trying.
+/// Returns the flags of the engine, of a model that takes `media`, and of the HTTP side. Each has the next smaller value worth trying.
 pub(crate) fn alternatives(options: &Options, media: Option<&MediaPlan>) -> Vec<Alternative> {
     let mut all = Vec::new();
     let mut add = |flag, value: String, change: &dyn Fn(&mut Options)| {
@@ -71,7 +71,7 @@ pub(crate) fn alternatives(options: &Options, media: Option<&MediaPlan>) -> Vec<
     all
 }
 
-/// The alternatives that make a plan of `needed` bytes smaller, the best first; `plan` says what each would need.
+/// Returns the alternatives that make a plan of `needed` bytes smaller, the best first; `plan` returns the bytes that each needs.
 pub(crate) fn advice(
     options: &Options,
     media: Option<&MediaPlan>,
@@ -87,7 +87,7 @@ pub(crate) fn advice(
     all
 }
 
-/// The options with the first two changes.
+/// Returns the options with the first two changes of `advice`.
 pub(crate) fn with_two(options: &Options, media: Option<&MediaPlan>, advice: &[Advice]) -> Options {
     advice.iter().take(2).fold(options.clone(), |options, change| {
         let same = |other: &Alternative| other.flag == change.flag && other.value == change.value;

@@ -1,4 +1,4 @@
-//! Options that no plan can be made of, each refused by its flag's name.
+//! Checks options that no plan can be made of; each error names its flag.
 
 use plimsoll_device::{ComputeDtype, Isa};
 use plimsoll_formats::Checkpoint;
@@ -6,7 +6,7 @@ use plimsoll_formats::Checkpoint;
 use crate::api::options::{DeviceChoice, Options};
 use crate::api::plan_error::PlanError;
 
-/// A request of a few hundred tokens takes about so much.
+/// The bytes of a request of a few hundred tokens, roughly.
 const REQUEST_BYTES_MIN: u64 = 16 << 10;
 
 /// Checks every number against its range, and those options that depend on one another, whatever the model.
@@ -106,7 +106,7 @@ pub(super) fn check_image_rows(options: &Options, image_rows: usize) -> Result<(
     Err(PlanError::Option { flag: "--batch-max-tokens", problem })
 }
 
-/// A draft model, and what it cannot be used with.
+/// Checks a draft model against the options that it cannot be used with.
 fn check_drafter(options: &Options) -> Result<(), PlanError> {
     let problem = |flag, problem: String| Err(PlanError::Option { flag, problem });
     if options.draft_model.is_none() {
@@ -130,7 +130,7 @@ fn check_drafter(options: &Options) -> Result<(), PlanError> {
     }
 }
 
-/// That the draft model which the options name was opened with the checkpoint.
+/// Checks that the checkpoint was opened with the draft model that the options name.
 pub(super) fn check_draft(options: &Options, checkpoint: &Checkpoint) -> Result<(), PlanError> {
     check_drafter(options)?;
     let problem = match (&options.draft_model, checkpoint.draft()) {
@@ -147,7 +147,7 @@ pub(super) fn check_draft(options: &Options, checkpoint: &Checkpoint) -> Result<
 /// The smallest prefix cache on disk.
 const DISK_BYTES_MIN: u64 = 1 << 20;
 
-/// What the prefix cache tells others, and keeps on disk.
+/// Checks the options for reports of the prefix cache's contents, and for the prefix cache on disk.
 fn check_cache(options: &Options) -> Result<(), PlanError> {
     let problem = |flag, problem: String| Err(PlanError::Option { flag, problem });
     let untold = [
@@ -171,7 +171,7 @@ fn check_cache(options: &Options) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// The same, and those that mean nothing for an encoder.
+/// Checks the same, and the options that mean nothing for an encoder.
 pub(super) fn check_model(options: &Options, encoder: bool) -> Result<(), PlanError> {
     check_options(options)?;
     if !encoder {

@@ -1,5 +1,5 @@
-//! What the cache on disk takes of memory: buffers on their way to and from the disk, the index of what is there, the links of the prefix
-//! that is being read, and the lists of what is to be written and pinned.
+//! The memory of the prefix cache on disk. It holds buffers to and from the disk, the index of blobs, and the links of the prefix that is
+//! being read. The lists of blobs to write and to pin count as well.
 
 use plimsoll_device::{KvGroup, ModelShape, PAGE_TOKENS};
 use plimsoll_media::ContentKey;
@@ -10,11 +10,11 @@ use crate::api::options::Options;
 use crate::cache::{Link, Part, PinEnd};
 use crate::media::MediaPlan;
 
-/// Bytes of pages that are on their way in one direction at once.
+/// Bytes of pages in flight in one direction.
 const BUFFERS_BYTES: usize = 8 << 20;
-/// Blobs that the index has room for, at most.
+/// The most blobs that the index has room for.
 const ENTRIES_MAX: usize = 1 << 18;
-/// Media whose encoder outputs wait to be written, at most.
+/// The most media whose encoder outputs wait to be written.
 pub(crate) const OUTPUTS_MAX: usize = 256;
 /// The smallest file.
 const BLOCK_BYTES: usize = 4096;
@@ -24,31 +24,31 @@ const BLOCK_BYTES: usize = 4096;
 pub(crate) struct DiskPlan {
     /// Buffers for each kind of part that the model has, in the order of [`Part::ALL`].
     pub classes: Vec<Class>,
-    /// Which of them hold a part.
+    /// For each [`Part`], the index of its class in `classes`.
     pub class_of: [Option<usize>; 3],
-    /// Which of them hold a page of encoder outputs.
+    /// The index in `classes` of pages of encoder outputs.
     pub output_class: Option<usize>,
     /// Blobs in the index.
     pub entries: usize,
-    /// Read whatever it takes.
+    /// Whether prefixes are always read from disk, whatever reading costs.
     pub read_always: bool,
-    /// Bytes of memory of all that.
+    /// Bytes of memory of all these.
     pub bytes: u64,
 }
 
-/// As many buffers of this size as a step's worth of pages needs, and some more to hide the way.
+/// Returns a class. Each direction has as many buffers of this size as fit into [`BUFFERS_BYTES`], at least 1 and at most `most`.
 fn class(bytes: usize, most: usize) -> Class {
     let count = (BUFFERS_BYTES / bytes).clamp(1, most);
     Class { bytes, writes: count, reads: count }
 }
 
-/// Parts that wait to be pinned, at most: those of the longest prompt.
+/// The most parts that wait to be pinned: all parts of the longest prompt.
 pub(crate) fn pins_max(context: usize) -> usize {
     Part::ALL.len() * context.div_ceil(PAGE_TOKENS)
 }
 
 impl DiskPlan {
-    /// None without `--cache-dir`, or for a model that keeps nothing.
+    /// Plans the cache. `None` without `--cache-dir`, or for a model without a cache.
     pub fn new(options: &Options, shape: &ModelShape, context: usize, media: Option<&MediaPlan>) -> Option<Self> {
         let disk = options.disk_cache.as_ref()?;
         let sizes = Part::ALL.map(|part| match part {
@@ -76,7 +76,7 @@ impl DiskPlan {
         Some(Self { classes, class_of, output_class, entries, read_always: disk.read_always, bytes })
     }
 
-    /// Its line of the plan.
+    /// Returns the cache's line of the plan.
     pub fn line(&self) -> PlanLine {
         let count = |(at, class): (usize, &Class)| {
             let of = if self.output_class == Some(at) { " for encoder outputs" } else { "" };

@@ -1,4 +1,4 @@
-//! A plan that is being made, and the memory that its pools lie in.
+//! An unfinished plan, and the memory that its pools lie in.
 
 use plimsoll_device::ModelShape;
 use plimsoll_memory::{Component, Plan};
@@ -10,7 +10,7 @@ use crate::cache::PagePool;
 use crate::media::MediaPlan;
 use crate::schedule::scheduler::StepLimits;
 
-/// What is known before the pool's size is.
+/// The facts that are known before the pool's size is.
 pub(super) struct Draft<'a> {
     pub options: &'a Options,
     pub limit: &'a MemoryLimit,
@@ -28,12 +28,12 @@ impl Draft<'_> {
         self.gpu.as_ref().and_then(|gpu| gpu.own.as_ref())
     }
 
-    /// Bytes of the memory that pools lie in.
+    /// Bytes of the memory that the pools lie in.
     pub fn budget(&self) -> u64 {
         self.own().map_or(self.limit.bytes, |own| own.bytes)
     }
 
-    /// What a plan takes of it. As much as the emergency reserve is left free in a GPU's own memory.
+    /// Bytes that a plan takes of that memory. In a GPU's own memory as many bytes as the emergency reserve has stay free.
     pub fn taken(&self, plan: &Plan) -> u64 {
         match self.own() {
             Some(_) => plan.device_total() + plan.bytes(Component::EmergencyReserve),
@@ -52,7 +52,7 @@ impl Draft<'_> {
         most.checked_div(slots_per_request).map_or(0, |requests| requests * slots_per_request)
     }
 
-    /// Whether start-up may decide on another pool than was planned.
+    /// Whether start-up may choose a pool other than the planned one.
     pub fn measure(&self) -> bool {
         self.options.max_total_token_num.is_none()
     }

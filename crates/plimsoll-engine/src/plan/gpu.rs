@@ -1,4 +1,4 @@
-//! What a GPU changes in a plan: where weights and pages lie, what goes to it and comes back, and what its driver takes.
+//! The GPU's part of a plan: where weights and pages lie, how many bytes each step transfers, and how many the driver takes.
 
 use plimsoll_device::{
     Buf, CANDIDATES_MAX, CachedLayer, ComputeDtype, KvGroup, ModelShape, PAGE_TOKENS, SeqSpan, Target,
@@ -16,12 +16,12 @@ use crate::media::MediaPlan;
 use crate::memory::footprint::engine_bytes;
 use crate::schedule::scheduler::StepLimits;
 
-/// What a driver takes beside the buffers: its code, compiled kernels, descriptors, command buffers. Measured on Mesa 22.3 (lavapipe):
-/// see docs/gpu.md.
+/// Bytes that a driver takes beside the buffers: its code, compiled kernels, descriptors, command buffers. Measured on Mesa 22.3
+/// (lavapipe): see docs/gpu.md.
 const DRIVER_BYTES: u64 = 192 << 20;
 
-/// What is kept of a GPU's own memory for its driver and others. No driver of such a GPU has been measured yet; those of published
-/// reports take 100 to 300 MiB.
+/// Bytes of a GPU's own memory that stay free for its driver and other processes. No driver of such a GPU has been measured yet; published
+/// reports give 100 to 300 MiB.
 pub(super) const DEVICE_RESERVE_BYTES: u64 = 384 << 20;
 
 /// A GPU as the planner sees it.
@@ -29,61 +29,62 @@ pub(super) const DEVICE_RESERVE_BYTES: u64 = 384 << 20;
 pub struct GpuLimit {
     /// Name, interface and driver, for people.
     pub name: String,
-    /// Bytes of a buffer at most.
+    /// The largest buffer, in bytes.
     pub buffer: u64,
-    /// Software on the host's cores stands for it.
+    /// Whether this is a software GPU, which computes on the host's cores.
     pub software: bool,
-    /// Its own memory; none where it shares the machine's.
+    /// Its own memory; `None` where it shares the machine's.
     pub own: Option<OwnMemory>,
-    /// Bytes of the machine's memory that its driver recommends to use at most, where it shares it and says so: Metal's working set.
+    /// Bytes of the machine's memory that the driver recommends to use at most (Metal's working set). `None` with own memory, or without
+    /// such a recommendation.
     pub working_set: Option<u64>,
 }
 
 /// The memory of a GPU that has its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnMemory {
-    /// Bytes that this process may use of it.
+    /// Bytes of it that this process may use.
     pub bytes: u64,
     /// Where the number comes from, for people.
     pub source: String,
 }
 
-/// What an engine takes on a GPU.
+/// An engine's needs on a GPU: its memory, the bytes it transfers, and its buffer limits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuPlan {
     /// Name, interface and driver, for people.
     pub name: String,
-    /// Software on the host's cores stands for it.
+    /// Whether this is a software GPU, which computes on the host's cores.
     pub software: bool,
-    /// Its own memory; none where it shares the machine's.
+    /// Its own memory; `None` where it shares the machine's.
     pub own: Option<OwnMemory>,
-    /// What it is recommended to use of the machine's, where it shares it.
+    /// Bytes of the machine's memory that the driver recommends to use at most; `None` for a GPU with memory of its own.
     pub working_set: Option<u64>,
     /// Bytes of a step's temporaries.
     pub arena: usize,
-    /// Bytes that a step is sent at most.
+    /// The most bytes that a step sends to the GPU.
     pub upload: usize,
-    /// Bytes that come back from a step at most.
+    /// The most bytes that a step fetches from the GPU.
     pub readback: usize,
     /// Bytes of the weights in their buffers.
     pub weights: u64,
     /// Bytes on their way to the GPU while weights are loaded.
     pub loading: usize,
-    /// Dispatches of a step at most.
+    /// The most dispatches of a step.
     pub calls: usize,
-    /// Matrices, and rows of them, that come back from a step one by one at most.
+    /// The most matrices, and single rows of them, that a step fetches one by one.
     pub outputs: usize,
-    /// Pages that a layer's buffer holds at most.
+    /// The most pages that a layer's buffer holds.
     pub pages_max: usize,
-    /// Slots of state, or pages of a window, that a layer's buffer holds at most.
+    /// The most state slots, or window pages, that a layer's buffer holds.
     pub slots_max: usize,
-    /// Bytes on the heap: what is sent, before it goes, recorded dispatches, a row of logits, and what is fetched.
+    /// Bytes on the heap: input before it is sent, recorded dispatches, a row of logits, and fetched output.
     pub heap: u64,
 }
 
 impl GpuPlan {
-    /// Bytes of step workspace: the arena, and what is sent; where memory is shared also buffers of transfers, or loading, before all
-    /// that.
+    /// Bytes of step workspace: the arena and the input. Where memory is shared, the transfer buffers count as well, or the loading buffers
+    /// if these are larger.
     pub fn workspace(&self) -> usize {
         match self.own {
             Some(_) => self.arena + self.upload,
@@ -91,17 +92,17 @@ impl GpuPlan {
         }
     }
 
-    /// Bytes of the host's buffers beside a GPU with memory of its own.
+    /// Bytes of the host's transfer buffers, for a GPU with memory of its own.
     pub fn transfers(&self) -> usize {
         (self.upload + self.readback).max(self.loading)
     }
 
-    /// What the driver takes.
+    /// Bytes that the driver takes.
     pub fn driver(&self) -> u64 {
         DRIVER_BYTES
     }
 
-    /// What stands in the workspace, in words.
+    /// The workspace's parts as text, for the plan's detail column.
     pub fn words(&self) -> String {
         let [arena, upload, readback] = [self.arena, self.upload, self.readback].map(|bytes| Bytes(bytes as u64));
         match self.own {
@@ -111,7 +112,7 @@ impl GpuPlan {
     }
 }
 
-/// What the planner knows of a step when it asks for its part on a GPU.
+/// The planner's facts about a step, for its part on a GPU.
 pub(super) struct GpuStep<'a> {
     pub shape: &'a ModelShape,
     pub limits: &'a StepLimits,
@@ -133,7 +134,7 @@ impl MemoryLimit {
 }
 
 impl Blueprint {
-    /// Numbers of the widest row that a step gives: logits, scores, or what dense layers make.
+    /// Numbers of the widest row that a step outputs: logits, scores, or the dense layers' output.
     fn widest_output(&self) -> usize {
         let of_encoder = self
             .encoder
@@ -141,10 +142,10 @@ impl Blueprint {
         self.model.vocab_size().max(of_encoder)
     }
 
-    /// What the engine takes on a GPU; none where the host's cores carry out its steps.
+    /// Plans the engine's part on a GPU; `None` where the host's cores carry out its steps.
     ///
     /// # Errors
-    /// [`PlanError::Option`] for a model or an option that GPUs do not serve, and for what does not fit into a buffer.
+    /// [`PlanError::Option`] for a model or an option that GPUs do not serve, and for a part that exceeds the largest buffer.
     pub(super) fn on_gpu(
         &self,
         options: &Options,
@@ -154,7 +155,7 @@ impl Blueprint {
         if options.target() != Target::Gpu {
             return Ok(None);
         }
-        // Encoders run between two steps, or above one that stands between two layers.
+        // Encoders run between two steps, or above a chunk that waits between two layers.
         let encoder = step.media.map(|media| media.transfers).unwrap_or_default();
         let encoded = step.media.map_or(0, |media| step.largest.below + media.workspace);
         served_by_gpu(options, step.largest.missing.or(encoder.missing))?;
@@ -169,7 +170,7 @@ impl Blueprint {
         let vocab = self.widest_output();
         let logits = step.limits.logit_rows * vocab;
         let hidden = step.limits.rows * step.shape.hidden;
-        // Where candidates do not tell what is asked of a row, its logits come back as well.
+        // Logits are fetched as well, because the candidates do not answer every request for a row.
         let candidates = if step.limits.candidates { 2 * CANDIDATES_MAX * step.limits.logit_rows } else { 0 };
         let upload = (words * size_of::<u32>()).next_multiple_of(256);
         let layers = || step.shape.kv.layers().iter();
@@ -223,8 +224,8 @@ impl Blueprint {
         Ok(Some(plan))
     }
 
-    /// The limit of a GPU that shares the machine's memory, if less of it is recommended: that, and what a plan takes beside the GPU's
-    /// buffers, whatever its pools.
+    /// Returns the limit of a GPU that shares the machine's memory, if the driver recommends less than the plan's limit. It is the
+    /// recommended bytes plus all planned bytes beside the GPU's buffers, which do not depend on the pools.
     pub(super) fn working_set_limit(&self, draft: &Draft<'_>) -> Option<MemoryLimit> {
         let gpu = draft.gpu.as_ref()?;
         let working_set = gpu.working_set?;
@@ -246,7 +247,7 @@ impl Blueprint {
     }
 }
 
-/// Refuses what GPUs do not serve, by its name.
+/// Refuses operations and options that GPUs do not serve, with the flag's name.
 fn served_by_gpu(options: &Options, missing: Option<&'static str>) -> Result<(), PlanError> {
     if let Some(operation) = missing {
         let problem =

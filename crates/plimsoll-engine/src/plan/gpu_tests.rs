@@ -1,4 +1,4 @@
-//! Plans for a GPU, of which only the size of its buffers is known.
+//! Plans for an imagined GPU: only the size of its buffers is given.
 
 use std::path::Path;
 
@@ -19,7 +19,7 @@ fn checkpoint(model: &str) -> Checkpoint {
     Checkpoint::open(&path).unwrap()
 }
 
-/// So much memory of the GPU's own, in buffers of so many bytes, and of the machine.
+/// Returns a limit with this much GPU memory, in buffers of at most this many bytes, and this much of the machine's memory.
 fn line((buffer, own): (u64, Option<u64>), machine: u64) -> MemoryLimit {
     let own = own.map(|bytes| OwnMemory { bytes, source: "the GPU's driver".into() });
     let gpu = GpuLimit { name: "a GPU".into(), buffer, software: false, own, working_set: None };
@@ -87,7 +87,7 @@ fn a_recommended_working_set_is_a_limit_of_the_gpus_part() {
     assert_eq!((most.plan.limit, &*most.plan.limit_source), (600 << 20, "a test"), "the machine has less");
     let error = planned(1 << 20).err().expect("too little").to_string();
     assert!(error.contains("that the GPU may use (on a Mac: sudo sysctl iogpu.wired_limit_mb="), "{error}");
-    // What the error names is enough, and a megabyte less is not.
+    // The limit that the error names is enough, and a megabyte less is not.
     let enough = error.split("iogpu.wired_limit_mb=").nth(1).and_then(|rest| rest.split(')').next()).unwrap();
     let enough: u64 = enough.parse().unwrap();
     assert!(planned(enough << 20).is_ok() && planned((enough - 1) << 20).is_err(), "{error}");
@@ -132,7 +132,7 @@ fn users_are_planned_on_a_gpu_with_memory_of_its_own() {
             let [most, more] = [0, 1].map(|more| ask((128 << 20, limit), 600 << 20, answer.users_max + more));
             assert!(most.fits && !more.fits, "{model}: {most:?} {more:?}");
         }
-        // The machine's memory may be what is short, and so may be the largest buffer.
+        // The machine's memory can be short, and so can the largest buffer.
         let on_host = ask((128 << 20, 480 << 20), roomy.needed_bytes - 1, 2);
         assert!(!on_host.fits && on_host.needed_bytes == roomy.needed_bytes, "{model}: {on_host:?}");
         let in_buffers = ask((4 << 20, 480 << 20), 600 << 20, 2);
@@ -203,7 +203,7 @@ fn draft_passes_are_part_of_the_plan() {
     let beside = || Options { draft_model: Some("a model".into()), ..options() };
     let gpu = |planned: &EnginePlan| planned.gpu.clone().unwrap();
     let alone = gpu(&planned(&checkpoint("llama"), options()));
-    // Of three layers, and the model has two.
+    // Offsets for three layers; the model has two.
     let deeper = gpu(&planned(&with_draft("llama-tied"), beside()));
     assert!(deeper.calls > alone.calls && deeper.weights > alone.weights, "{deeper:?} {alone:?}");
     for model in ["qwen3.5", "qwen3-next", "glm4-moe", "glm4.7-flash", "deepseek-v3"] {

@@ -18,10 +18,10 @@ impl Blueprint {
         let stateless = shape.state.is_none() && shape.kv.window().is_none();
         let drafts = options.mtp_num_draft_tokens != usual.mtp_num_draft_tokens;
         let checkpoints = options.state_checkpoints != usual.state_checkpoints;
-        // What the flag does to them: keys and values are kept in bfloat16, too.
+        // `--compute-dtype bf16` also changes keys and values that are kept in bfloat16.
         let rounds_kept = options.kv_dtype == KvDtype::Bf16 && self.encoder.is_none();
         let context = format!("this model takes {} tokens", self.max_context);
-        // When these flags change nothing, and why.
+        // For each group of flags: whether they change nothing, and why.
         let groups: [(bool, &str, &[Flag<'_>]); 13] = [
             (
                 options.max_req_total_len.is_some_and(|asked| asked > self.max_context),
@@ -90,7 +90,7 @@ impl Blueprint {
     }
 }
 
-/// Flags of the vision encoder, and whether they are set.
+/// Flags of media encoders, and whether they are set.
 fn media_flags(options: &Options, usual: &Options) -> [Flag<'static>; 6] {
     [
         ("--visual-infer-batch-size", options.visual_infer_batch_size != usual.visual_infer_batch_size),
@@ -122,7 +122,7 @@ fn words(flag: &str, why: &str) -> String {
     format!("{flag} changes nothing: {why}")
 }
 
-/// Flags for what does not compute here.
+/// Lines for the flags of a device other than the one that computes.
 fn beside_device(options: &Options) -> impl Iterator<Item = String> {
     let (cpu, gpu) = ("--device is cpu", "--device is a GPU");
     let flags = match options.target() {
@@ -165,7 +165,7 @@ mod tests {
                 "{lines:?}"
             );
         }
-        // Keys and values that are kept in it are a difference.
+        // Keys and values that are kept in bfloat16 are an effect of the flag.
         let options = Options { compute_dtype: ComputeDtype::Bf16, kv_dtype: KvDtype::Bf16, ..Options::default() };
         assert_eq!(self::idle("gguf-llama-f16", &options), [""; 0]);
         for dtype in [ComputeDtype::Auto, ComputeDtype::F32, ComputeDtype::Bf16, ComputeDtype::Int8] {

@@ -4,25 +4,25 @@ use plimsoll_memory::host::Remedy;
 
 use super::gpu::GpuLimit;
 
-/// What this process may use: the limit, less what peers use inside it.
+/// The memory that this process may use: the limit, less what peers use inside it.
 #[derive(Clone, Debug)]
 pub struct MemoryLimit {
-    /// Bytes.
+    /// The limit, in bytes.
     pub bytes: u64,
     /// Where the number comes from, for people.
     pub source: String,
-    /// Whether the operator set it: then the pool fills the room.
+    /// Whether the operator set it: if so, the pool fills the room.
     pub chosen: bool,
-    /// What others use of the limit that it comes from.
+    /// Bytes of the underlying limit that are used outside the plan, mostly by other processes.
     pub peers: u64,
     /// How that limit is raised.
     pub remedy: Remedy,
-    /// The GPU that carries out the steps, or why there is none; absent: the host's cores do.
+    /// The GPU that carries out the steps, or the reason why there is none. `None`: the host's cores carry them out.
     pub gpu: Option<Result<GpuLimit, String>>,
 }
 
 impl MemoryLimit {
-    /// The same limit with nothing free in the GPU's own memory, or of what it may use of the machine's.
+    /// Returns the same limit with 0 bytes of the GPU's own memory, or of the working set in the machine's memory.
     pub(super) fn without_device_memory(&self) -> Self {
         let mut limit = self.clone();
         if let Some(Ok(GpuLimit { own, working_set, .. })) = &mut limit.gpu {
@@ -32,7 +32,7 @@ impl MemoryLimit {
         limit
     }
 
-    /// A limit of the operator's own: that of a budget, on this machine or another.
+    /// A limit that the operator set as a budget, on this machine or another.
     pub fn of_budget(bytes: u64, source: impl Into<String>) -> Self {
         Self { bytes, source: source.into(), chosen: true, peers: 0, remedy: Remedy::Budget, gpu: None }
     }

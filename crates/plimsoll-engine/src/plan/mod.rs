@@ -1,6 +1,6 @@
-//! The planner: from a checkpoint's header and the options to every byte. Pure arithmetic, no weights read.
+//! The planner computes every byte from a checkpoint's header and the options. Pure arithmetic: it reads no weights.
 //!
-//! `plimsoll plan` prints its result, start-up builds it, admission's limits come out of it: one function (I8).
+//! `plimsoll plan` prints the result, start-up builds it, and admission takes its limits from it: one function (I8).
 
 pub(crate) mod advice;
 mod check;
@@ -49,15 +49,15 @@ use sizes::Sizes;
 const CASUAL_TOKENS: usize = 1024;
 /// See [`CASUAL_TOKENS`].
 const CASUAL_USERS: usize = 32;
-/// Tokens of keys and values that a request with recurrent state is taken to hold, which balances the two pools.
+/// Assumed tokens of keys and values of a request with recurrent state; it balances the two pools.
 const TYPICAL_TOKENS: usize = 4096;
-/// The same of a request with sliding windows, its history in the prefix cache included.
+/// The same for a request with sliding windows, its history in the prefix cache included.
 const TYPICAL_WINDOW_TOKENS: usize = 8192;
-/// Operations that take as long as moving one byte, roughly: what a machine that computes 16 times as fast as it reads makes of a
-/// plan. Only the first guess at what drafts cost goes by it; then they are timed.
+/// Operations that take about as long as moving one byte. A plan assumes a machine that computes 16 times as fast as it reads. Only the
+/// first estimate of the cost of drafts uses it; later estimates are timed.
 const FLOPS_PER_BYTE: u64 = 16;
 
-/// The size-independent half: a model and what its weights take.
+/// The size-independent half of a plan: a model and its weight table.
 pub struct Blueprint {
     /// The architecture, with ids into `weights`.
     pub model: Box<dyn Model>,
@@ -67,15 +67,15 @@ pub struct Blueprint {
     pub max_context: usize,
     /// End-of-sequence ids.
     pub eos: Vec<u32>,
-    /// What makes the model an encoder: then it makes embeddings or scores, and no text.
+    /// The configuration of an encoder, which makes embeddings or scores and no text; `None` for other models.
     pub encoder: Option<Encoder>,
-    /// How media are prepared for it, if it takes any.
+    /// The rules for preparing media; `None` if the model takes text only.
     pub media: Option<MediaRules>,
 }
 
 /// A complete plan: components, limits, sizes.
 pub struct EnginePlan {
-    /// The tree.
+    /// The tree of components.
     pub plan: Plan,
     /// The bounds for requests.
     pub limits: Limits,
@@ -95,28 +95,28 @@ pub struct EnginePlan {
     /// Work of a step that checks the drafts of a single sequence, and of the draft passes after it. None without
     /// drafts.
     pub draft_work: Option<[Work; 2]>,
-    /// How drafts are dealt with.
+    /// How the scheduler decides about drafts.
     pub speculation: Speculation,
-    /// What it takes besides text.
+    /// Media limits and their memory; `None` for a model that takes text only.
     pub media: Option<MediaPlan>,
-    /// What it takes on a GPU, if one carries out its steps.
+    /// The part on a GPU; `None` if the host's cores carry out the steps.
     pub gpu: Option<GpuPlan>,
     /// A line for each option that was set and changes nothing for this model.
     pub idle_flags: Vec<String>,
-    /// What sizing goes by.
+    /// The sizes that pool sizing calculates with.
     pub(crate) sizing: Sizes,
-    /// The limit, or less where more could not be used.
+    /// The limit in bytes, or less where more would be useless.
     pub(crate) sizing_total: u64,
     /// Share of the room for the pool.
     pub(crate) fraction: Fraction,
-    /// Whether start-up may decide on another pool where this one does not hold: the operator left its size open.
+    /// Whether start-up may choose another pool where this one does not hold: the operator left its size open.
     pub(crate) measure: bool,
-    /// Whether requests are shortened to the pool rather than refused: the operator named no length.
+    /// Whether requests are shortened to the pool rather than refused: the operator set no length.
     pub(crate) clamp_context: bool,
     pub(crate) tables: Tables,
-    /// What the prefix cache on disk takes, if there is one.
+    /// Buffers and index of the prefix cache on disk, if there is one.
     pub(crate) disk: Option<DiskPlan>,
-    /// The longest request the operator or the model allows, whatever the pool.
+    /// The longest request that the operator and the model allow, whatever the pool's size.
     context: usize,
 }
 
@@ -133,12 +133,12 @@ impl EnginePlan {
     }
 }
 
-/// The table of this many state slots, or of window pages, with the page table of one page.
+/// Bytes of the table of this many state slots or window pages, with the page table of one page.
 fn slot_table_bytes(windows: bool, slots: Option<usize>) -> u64 {
     Tables { prefix_cache: false, kv_events: false, windows, tier: false }.bytes(1, slots)
 }
 
-/// What work costs, in bytes moved.
+/// The cost of work, in bytes moved.
 fn cost(work: &Work) -> u64 {
     work.weight_bytes + work.kv_bytes + work.state_bytes + work.flops / FLOPS_PER_BYTE
 }
@@ -170,7 +170,7 @@ impl Blueprint {
     pub fn plan(&self, options: &Options, threads: usize, limit: &MemoryLimit) -> Result<EnginePlan, PlanError> {
         let mut planned = self.try_plan(options, threads, limit);
         if let Err(PlanError::DoesNotFit(shortfall)) = &mut planned {
-            // Under a limit of nothing, what does not fit says what the least needs.
+            // Under a limit of 0 bytes, the error states the smallest possible need.
             let nothing = match shortfall.remedy {
                 Remedy::Gpu | Remedy::WorkingSet { .. } => limit.without_device_memory(),
                 _ => MemoryLimit { bytes: 0, ..limit.clone() },
@@ -187,7 +187,7 @@ impl Blueprint {
         planned
     }
 
-    /// What media take; none for a model of text alone.
+    /// Returns the media plan; `None` for a model that takes text only.
     pub fn media_plan(&self, options: &Options) -> Result<Option<MediaPlan>, PlanError> {
         let Some(rules) = &self.media else { return Ok(None) };
         rules.plan(&*self.model, &self.weights, &self.model.shape(options.kv_dtype).kv, options)
@@ -311,13 +311,14 @@ impl Blueprint {
         let slot_tables = table(slots) - table(0);
         let empty = self.tree(draft, Pools { pages: 0, slots: 0 });
         let sizes = Sizes { fixed: draft.taken(&empty) - emergency_reserve + slot_tables, slot_tables, ..sizes };
-        // A pool of a given size is worth what it takes, however many could use it.
+        // A pool of a given size counts in full, however many requests could use it.
         let most = most.max(options.max_total_token_num.unwrap_or(0));
         let total = draft.budget().min(sizes.total_for(most, requests_max, fraction));
         (sizes, total)
     }
 
-    /// What is beside the pages of the whole context: recurrent state, or window pages. Requests of the usual length fill both pools.
+    /// Returns the pool beside the pages of the whole context: recurrent state, or window pages. Requests of the usual length fill both
+    /// pools.
     fn second_pool(&self, draft: &Draft<'_>) -> Option<StatePool> {
         let Draft { options, shape, context, step, .. } = draft;
         let (slot_bytes, slots_per_request, tokens) = match (shape.state, shape.kv.window()) {
@@ -327,7 +328,7 @@ impl Blueprint {
                 let own = WindowPool::per_sequence(window, step.rows).min(context.div_ceil(PAGE_TOKENS));
                 let kept = if options.prefix_cache { options.state_checkpoints } else { 0 };
                 let with_kept = own + kept * WindowPool::tail_of(window);
-                // No more than the usual request has pages.
+                // No more than the pages of a usual request.
                 let slots = with_kept.min(tokens.div_ceil(PAGE_TOKENS)).max(own);
                 (shape.kv.page_bytes(KvGroup::Window), slots, tokens)
             }
@@ -342,7 +343,7 @@ impl Blueprint {
         })
     }
 
-    /// How many pages and state slots the pools get.
+    /// Returns the number of pages and of state slots in the pools.
     fn pools(&self, draft: &Draft<'_>, sizes: &Sizes, total: u64) -> Result<Pools, PlanError> {
         let Draft { options, context, step, .. } = draft;
         let slots_per_request = sizes.state.map_or(0, |state| state.slots_per_request as usize);
@@ -356,11 +357,11 @@ impl Blueprint {
         }
         if let Some(tokens) = options.max_total_token_num {
             let pages = usize::try_from(tokens).unwrap_or(usize::MAX).div_ceil(PAGE_TOKENS);
-            // More than there can be; the tree below says whether it fits.
+            // More pages than a pool can have are refused here; the tree below shows whether fewer fit.
             if pages > draft.pages_max() || (pages as u64).checked_mul(sizes.page_bytes).is_none() {
                 return Err(short(pages.min(draft.pages_max())));
             }
-            // The state of as many requests as there is room for beside the pages.
+            // The state slots of as many requests as have room beside the pages.
             let taken = draft.taken(&self.tree(draft, Pools { pages, slots: 0 }))
                 + slot_table_bytes(sizes.tables.windows, Some(sizes.requests_max * slots_per_request));
             let beside =

@@ -1,4 +1,4 @@
-//! Steps on the planner's device: what one takes, and what a model makes of it.
+//! Steps on the planner's device: the memory and work that a step takes.
 
 use plimsoll_device::{
     Bf16Rows, CANDIDATES_MAX, Calls, ModelShape, NO_STATE, PAGE_TOKENS, PlanDevice, SeqSpan, StepInput, Work,
@@ -21,20 +21,20 @@ pub(super) struct Run {
     pub start: usize,
     pub rows: usize,
     pub logit_rows: usize,
-    /// Rows that are drafted after.
+    /// Rows from which drafts are made.
     pub lanes: usize,
     /// Passes of the draft head.
     pub draft_passes: usize,
-    /// The state after each row is kept.
+    /// Whether the state after each row is kept.
     pub each: bool,
-    /// A chunk as large as the step stands between two layers meanwhile.
+    /// Whether a chunk as large as the step waits between two layers meanwhile.
     pub layered: bool,
-    /// Hidden states are used for logits alone, so layers skip rows without logits.
+    /// Whether hidden states are used for logits alone; if so, layers skip rows without logits.
     pub only_logits: bool,
 }
 
 impl Run {
-    /// One row that is decoded.
+    /// A step that decodes one row.
     pub const ALONE: Self = Self {
         start: 127,
         rows: 1,
@@ -47,20 +47,20 @@ impl Run {
     };
 }
 
-/// What a step takes.
+/// The needs of a step: memory, work and transfers.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ran {
     pub workspace: usize,
-    /// What of it a chunk between two layers takes.
+    /// Bytes of the workspace that a chunk between two layers takes.
     pub below: usize,
     pub rounds: bool,
     pub forward: Work,
     pub draft: Work,
-    /// Words that a pass sends to a device with memory of its own at most, but for page ids: the model's, or one that drafts.
+    /// The most words that a pass sends to a device with memory of its own, page ids excluded. The pass is the model's, or one that drafts.
     pub upload: usize,
-    /// What a pass asks of a device that records it, at most.
+    /// The most calls of a pass on a device that records it.
     pub calls: Calls,
-    /// An operation that the target lacks.
+    /// An operation that the model needs and the target lacks.
     pub missing: Option<&'static str>,
 }
 
@@ -79,8 +79,8 @@ impl Ran {
 }
 
 impl Blueprint {
-    /// Whether rows compute anything in bfloat16. On AMX any layer that a row passes: an encoder's do not, nor those of floats, nor experts;
-    /// elsewhere attention, if any layer is quantized.
+    /// Whether rows compute anything in bfloat16. On AMX any layer can: an encoder's do not, nor do float layers or experts. Elsewhere
+    /// attention does, if any layer is quantized.
     pub(super) fn rounds(&self, options: &Options) -> Result<bool, PlanError> {
         let one = Run { rows: 1, logit_rows: 1, lanes: 1, ..Run::default() };
         let shape = self.model.shape(options.kv_dtype);
@@ -101,7 +101,7 @@ impl Blueprint {
         }
         let mut largest = self.run(shape, full)?;
         if self.weights.on_gpu() {
-            // A GPU has room for what is sent and recorded, which is not always less where fewer rows are computed.
+            // A GPU also needs room for input and recorded calls. These are not always fewer when fewer rows are computed.
             largest = largest.or(self.run(shape, Run { only_logits: true, ..full })?);
         }
         Ok([largest, self.run(shape, Run::ALONE)?])

@@ -1,4 +1,4 @@
-//! What is short when a plan does not fit.
+//! The shortfall of a plan that does not fit.
 
 use plimsoll_device::PAGE_TOKENS;
 use plimsoll_memory::host::Remedy;
@@ -9,7 +9,7 @@ use crate::api::plan_error::{PlanError, Shortfall};
 use crate::cache::Pools;
 
 impl Blueprint {
-    /// What is short for one request.
+    /// Returns the shortfall for one request.
     pub(super) fn shortfall(&self, draft: &Draft<'_>, pools: Pools) -> PlanError {
         let Draft { options, limit, .. } = draft;
         let plan = self.tree(draft, pools);
@@ -35,10 +35,10 @@ impl Blueprint {
         }))
     }
 
-    /// The tree with these pools, which fit where they lie.
+    /// Returns the tree with these pools, which fit into the memory that they lie in.
     ///
     /// # Errors
-    /// What is short in the machine's memory beside a GPU with memory of its own.
+    /// The shortfall of the machine's memory, beside a GPU with memory of its own.
     pub(super) fn tree_under_both(&self, draft: &Draft<'_>, pools: Pools) -> Result<Plan, PlanError> {
         let limit = draft.limit;
         let plan = self.tree(draft, pools);

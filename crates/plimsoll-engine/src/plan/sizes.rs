@@ -1,4 +1,4 @@
-//! The arithmetic of pool sizes, over what the planner found.
+//! The arithmetic of pool sizes, over the planner's sizes.
 
 use plimsoll_device::PAGE_TOKENS;
 use plimsoll_memory::sizing::{self, ProfileConfig, SizingError, SizingInput, StatePool};
@@ -6,12 +6,12 @@ use plimsoll_memory::sizing::{self, ProfileConfig, SizingError, SizingInput, Sta
 use crate::memory::footprint::Tables;
 use crate::schedule::scheduler::StepLimits;
 
-/// What the planner found, whatever the pools: everything but the emergency reserve.
+/// The planner's sizes that hold for pools of any size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sizes {
     /// Bytes that do not depend on the pools' sizes, the step workspace included.
     pub fixed: u64,
-    /// Bytes of the start reserve.
+    /// Bytes of the emergency reserve; 0 in a hosted engine.
     pub emergency_reserve: u64,
     /// KV bytes of one page.
     pub page_bytes: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Sizes {
     pub slot_tables: u64,
     /// Recurrent state, or window pages, for models that have them.
     pub state: Option<StatePool>,
-    /// Requests beyond which more of these is useless.
+    /// The most requests that `state` is planned for; more would be useless.
     pub requests_max: usize,
 }
 
@@ -62,7 +62,7 @@ impl Sizes {
         u64::try_from(room).unwrap_or(u64::MAX).saturating_add(self.fixed).saturating_add(self.emergency_reserve)
     }
 
-    /// What `auto_profile` is told, for steps of `step` and requests of up to `context` tokens.
+    /// Returns the input of `auto_profile`, for steps of `step` and requests of up to `context` tokens.
     pub fn config(&self, step: &StepLimits, context: u64, fraction: sizing::Fraction, clamp: bool) -> ProfileConfig {
         let mut config = ProfileConfig::new(self.cell_bytes(), context.max(1));
         // A step never has more rows than a request has tokens.

@@ -14,10 +14,10 @@ use crate::media::MediaPlan;
 use crate::memory::footprint::{Tables, engine_bytes, sampler_bytes, table_bytes, tokenizer_bytes};
 use crate::schedule::scheduler::StepLimits;
 
-/// Each compute thread on top: the touched part of its stack and its share of the system's allocator.
+/// Bytes of each compute thread: the touched part of its stack, and its share of the system's allocator.
 const THREAD_BYTES: u64 = 128 << 10;
 
-/// What stands in the workspace beside a step.
+/// Names the chunk that waits between two layers in the workspace, as text.
 fn layered_words(step: &StepLimits) -> String {
     match step.layered {
         true => format!(", beside a prompt's {} between two layers", step.rows),
@@ -25,7 +25,7 @@ fn layered_words(step: &StepLimits) -> String {
     }
 }
 
-/// What the workspace is for.
+/// Names the uses of the workspace, as text.
 fn step_words(draft: &Draft<'_>) -> String {
     let step = &draft.step;
     format!("one step of {} rows, {} with logits", step.rows, step.logit_rows)
@@ -34,12 +34,12 @@ fn step_words(draft: &Draft<'_>) -> String {
         + &draft.gpu.as_ref().map_or_else(String::new, GpuPlan::words)
 }
 
-/// The driver's part of the process.
+/// Names the driver's part of the process, as text.
 fn driver_words(gpu: Option<&GpuPlan>) -> String {
     gpu.map_or_else(String::new, |gpu| format!(", {} for the driver of {}", Bytes(gpu.driver()), gpu.name))
 }
 
-/// What a GPU with memory of its own takes besides, there and here.
+/// Returns the extra lines for a GPU with memory of its own: one in the machine's memory, one in the GPU's.
 fn own_lines(gpu: &GpuPlan) -> Vec<PlanLine> {
     if gpu.own.is_none() {
         return Vec::new();
@@ -83,7 +83,7 @@ fn state_line(slot_bytes: u64, slots_per_request: u64, slots: usize) -> PlanLine
 }
 
 impl EnginePlan {
-    /// The plan with the pools that start-up came to build.
+    /// Adjusts the plan to the pools that start-up built.
     pub(crate) fn resize(&mut self, pages: usize, slots: usize) {
         if self.step.encoder_batch {
             // There are no pools.
@@ -111,7 +111,7 @@ impl EnginePlan {
     }
 }
 
-/// What the vision encoder and the draft model take of the weights; nothing without them.
+/// Names the bytes of weights of the vision encoder and the draft model, as text. Absent parts are left out.
 fn parts_words(weights: &WeightTable) -> String {
     let parts = [("visual.", "vision encoder"), (DRAFT_PREFIX, "draft model")];
     let parts = parts.map(|(prefix, name)| match weights.bytes_below(prefix) {
@@ -121,12 +121,12 @@ fn parts_words(weights: &WeightTable) -> String {
     parts.concat()
 }
 
-/// Bytes of compute threads with what they read rows of tables with, and of the table of weights.
+/// Bytes of the compute threads, of their readers of table rows, and of the table of weights.
 fn process_bytes(weights: &WeightTable, threads: usize) -> u64 {
     (THREAD_BYTES + weights.row_reader_bytes() as u64) * threads as u64 + weights.host_bytes() as u64
 }
 
-/// The cache of tables that stay in the model's files; none without such tables.
+/// Returns the line of the cache of tables that stay in the model's files; `None` without such tables.
 fn table_line(weights: &WeightTable, options: &Options) -> Option<PlanLine> {
     let (tables, in_files) = (weights.file_tables(), weights.file_table_bytes());
     let rows: usize = tables.iter().map(|table| table.rows).sum();
@@ -137,12 +137,12 @@ fn table_line(weights: &WeightTable, options: &Options) -> Option<PlanLine> {
 }
 
 impl Blueprint {
-    /// The tree of components with these pools.
+    /// Returns the tree of components with these pools.
     pub(super) fn tree(&self, draft: &Draft<'_>, pools: Pools) -> Plan {
         let Draft { options, limit, threads, ref shape, step, workspace, context, .. } = *draft;
         let Pools { pages, slots } = pools;
         let second = (shape.state.is_some() || shape.kv.window().is_some()).then_some(slots);
-        // Without a pool this is the fixed part for pools of any size.
+        // Without pages this is the fixed part, for pools of any size.
         let context = if pages == 0 { context } else { context.min(pages * PAGE_TOKENS) };
         let gpu = draft.gpu.as_ref();
         let weights = gpu.map_or(self.weights.bytes as u64, |gpu| gpu.weights);
@@ -152,7 +152,7 @@ impl Blueprint {
         let (heap, driver) = gpu.map_or((0, 0), |gpu| (gpu.heap, gpu.driver()));
         let tables = engine_bytes(&self.weights) + table_bytes(&step, options.max_waiting, context) + heap;
         let entry = |component, bytes: u64, detail: String| PlanLine { component, bytes, detail };
-        // A hosted engine's engine host has planned the rest.
+        // The engine host has planned these bytes for its hosted engines.
         let (baseline, kept) = if options.hosted { (0, 0) } else { (PROCESS_BASELINE_BYTES, HEAP_KEPT_BYTES) };
         let mut lines = vec![
             entry(

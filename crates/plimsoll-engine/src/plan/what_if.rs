@@ -1,6 +1,6 @@
-//! What-if: how many users, how long, under which limit. Asks the planner, the same that start-up asks (I8), many times.
+//! What-if answers: how many users with how long a context fit under which limit. They ask the start-up planner (I8) many times.
 //!
-//! Every user is given the whole context in pages of their own: what fits here needs no preemption and no luck with prefixes.
+//! Every user gets the whole context in pages that no other user shares. A load that fits here needs no preemption and no prefix hits.
 
 use plimsoll_device::PAGE_TOKENS;
 use plimsoll_formats::Checkpoint;
@@ -12,7 +12,7 @@ use crate::media::MediaPlan;
 use crate::plan::advice::{Alternative, alternatives};
 use crate::plan::{Blueprint, MemoryLimit, PlanError};
 
-/// The most users that are considered; more rows than this no step has.
+/// The most users that are considered: no step has more rows.
 const USERS_MAX: u64 = 1 << 16;
 
 /// A limit above every plan.
@@ -31,7 +31,7 @@ pub struct Load {
     pub audio_seconds: u64,
 }
 
-/// What changing one flag would buy.
+/// The effect of changing one flag.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Knob {
     /// The flag.
@@ -40,56 +40,56 @@ pub struct Knob {
     pub value: String,
     /// Bytes that the asked load needs with it.
     pub needed_bytes: u64,
-    /// Bytes that it needs of a GPU's own memory.
+    /// Bytes that the load needs of a GPU's own memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_needed_bytes: Option<u64>,
-    /// The most users of the asked context with it.
+    /// The most users of the asked context with the flag.
     pub users_max: u64,
 }
 
-/// What a load needs of a GPU's own memory.
+/// A load's need of a GPU's own memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct DeviceNeed {
-    /// Bytes that it needs there.
+    /// Bytes that the load needs.
     pub needed_bytes: u64,
-    /// Bytes that there are.
+    /// Bytes that this process may use.
     pub limit_bytes: u64,
 }
 
 /// The answer. All sizes are bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Answer {
-    /// What was asked.
+    /// The load that was asked about.
     pub load: Load,
     /// Whether it fits under the limit.
     pub fits: bool,
-    /// What it needs in all, but for a GPU's own memory.
+    /// Bytes that it needs in all, a GPU's own memory excluded.
     pub needed_bytes: u64,
     /// The memory limit.
     pub limit_bytes: u64,
-    /// The same of a GPU with memory of its own.
+    /// Need and limit in a GPU's own memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceNeed>,
-    /// The most users of that context.
+    /// The most users of the asked context.
     pub users_max: u64,
-    /// The longest context for that many users.
+    /// The longest context for the asked number of users.
     pub context_max: u64,
-    /// What each flag would buy, the best first; only those with which more users fit, or the asked load does.
+    /// The effect of each flag, the best first. Flags are listed that make room for more users, or for the asked load.
     pub knobs: Vec<Knob>,
 }
 
 /// Bytes that a load needs.
 struct Needed {
-    /// Of the machine's memory, and what there is of it.
+    /// Bytes of the machine's memory, and the limit on it.
     host: u64,
     limit: u64,
-    /// Of a GPU's own.
+    /// Bytes of a GPU's own memory.
     device: Option<u64>,
-    /// The planner has a plan for it; otherwise it is too much, for a limit or for the largest buffer of a GPU.
+    /// Whether the planner found a plan. Otherwise the load exceeds a limit or the largest buffer of a GPU.
     planned: bool,
 }
 
-/// One model under one limit.
+/// One set of options under one limit.
 struct Asked<'a> {
     options: Options,
     threads: usize,
@@ -156,7 +156,7 @@ pub fn what_if(
     })
 }
 
-/// What a load needs, and what a token costs.
+/// The memory that a load needs, and the bytes read for a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Need {
     /// Bytes of the plan.
@@ -169,7 +169,7 @@ pub struct Need {
     pub context_max: u64,
 }
 
-/// What a server for `load` plans, under whatever limit; an encoder has no load.
+/// Returns the need of a server for `load`, without any memory limit. An encoder has no load.
 ///
 /// # Errors
 /// [`PlanError`] when nothing can be planned at all.
@@ -189,7 +189,7 @@ pub fn need(checkpoint: &Checkpoint, options: &Options, threads: usize, load: Lo
     Ok(Need { bytes: planned.plan.total(), weight_bytes, read_bytes: one.weight_bytes, context_max })
 }
 
-/// Images and audio clips need a model that takes them, and a context that holds them.
+/// Checks that the model takes the load's images and audio clips, and that its context holds them.
 fn check_media(media: Option<&MediaPlan>, load: Load) -> Result<(), PlanError> {
     let problem = |flag, problem| Err(PlanError::Option { flag, problem });
     let (images, seconds, context) = (load.images, load.audio_seconds, load.context);
@@ -229,7 +229,7 @@ impl Asked<'_> {
     fn options(&self, blueprint: &Blueprint, load: Load) -> Result<Options, PlanError> {
         let users = load.users as usize;
         let some = load.images > 0 || load.audio_seconds > 0;
-        // The largest item depends on the context.
+        // The most media of a prompt depend on the context.
         let context = Some(load.context as usize);
         let of_load = Options { max_req_total_len: context, ..self.options.clone() };
         let media = if some { blueprint.media_plan(&of_load)? } else { None };
@@ -251,12 +251,13 @@ impl Asked<'_> {
         })
     }
 
-    /// Bytes that a server for this load plans.
+    /// Returns the bytes that a server for this load plans.
     fn needed(&self, blueprint: &Blueprint, load: Load) -> Result<Needed, PlanError> {
         let (plan, missing, planned) =
             match blueprint.try_plan(&self.options(blueprint, load)?, self.threads, self.limit) {
                 Ok(planned) => {
-                    // Where state is short the planner plans for fewer at once; the rest is what they lack.
+                    // Where state is short, the planner plans for fewer requests at once. The missing bytes are those of the other
+                    // requests.
                     let missing = load.users.saturating_sub(planned.requests() as u64);
                     (planned.plan, missing.saturating_mul(planned.sizing.request_state_bytes()), true)
                 }
@@ -266,7 +267,7 @@ impl Asked<'_> {
         let (host, limit) = (plan.total(), plan.limit);
         Ok(match plan.device {
             Some(_) => {
-                // As much as the emergency reserve is left free there.
+                // As many bytes as the emergency reserve has stay free in the GPU's memory.
                 let taken = plan.device_total() + plan.bytes(Component::EmergencyReserve);
                 Needed { host, limit, device: Some(taken.saturating_add(missing)), planned }
             }
@@ -274,7 +275,7 @@ impl Asked<'_> {
         })
     }
 
-    /// Bytes of a GPU's own memory that may be used.
+    /// Bytes of a GPU's own memory that this process may use.
     fn device_limit(&self) -> Option<u64> {
         match &self.limit.gpu {
             Some(Ok(gpu)) => gpu.own.as_ref().map(|own| own.bytes),
@@ -282,7 +283,7 @@ impl Asked<'_> {
         }
     }
 
-    /// Whether there is what is needed.
+    /// Whether the needed bytes are within the limits.
     fn has_room(&self, needed: &Needed) -> bool {
         let on_device = needed.device.is_none_or(|bytes| self.device_limit().is_some_and(|limit| bytes <= limit));
         needed.planned && needed.host <= needed.limit && on_device
@@ -297,9 +298,9 @@ impl Asked<'_> {
     }
 }
 
-/// The largest number up to `most` that fits, 0 if none does; what fits must go on fitting for less.
+/// Returns the largest number up to `most` that fits, or 0 if none does. Every number below one that fits must fit as well.
 fn largest(most: u64, mut fits: impl FnMut(u64) -> Result<bool, PlanError>) -> Result<u64, PlanError> {
-    // Doubling first: large loads are dear to plan, and most answers are small.
+    // Doubling first: large loads take long to plan, and most answers are small.
     let (mut good, mut bad) = (0, 1);
     while bad <= most && fits(bad)? {
         (good, bad) = (bad, bad * 2);

@@ -1,4 +1,4 @@
-//! What a published model with sliding windows plans for keys and values, against sums by hand.
+//! Planned bytes of keys and values of published models with sliding windows, against sums by hand.
 
 use std::path::Path;
 
@@ -32,7 +32,7 @@ fn planned_of(checkpoint: &Checkpoint, options: Options) -> EnginePlan {
     blueprint.plan(&options, 8, &MemoryLimit::of_budget(1 << 42, "a test")).unwrap()
 }
 
-/// So many users with 32,768 tokens each.
+/// Options for this many users with 32,768 tokens each.
 fn users(users: usize) -> Options {
     Options {
         running_max_req_size: users,
@@ -47,7 +47,7 @@ fn users(users: usize) -> Options {
 fn a_user_of_32k_tokens_takes_less_than_a_quarter_of_the_whole_context_in_every_layer() {
     for count in [1, 4, 64] {
         let plan = planned(users(count));
-        // A chunk of 512 rows and the 1,023 positions that its first row sees lie in 97 pages at most, and what a checkpoint keeps in 64.
+        // A chunk of 512 rows and the 1,023 positions that its first row sees lie in 97 pages at most. A checkpoint keeps 64.
         assert_eq!((plan.pages, plan.slots), (2048 * count, (97 + 64) * count));
         let bytes = plan.plan.bytes(Component::KvPages);
         assert_eq!(bytes, count as u64 * (2048 * WHOLE * LAYER_PAGE + 161 * SLIDING * LAYER_PAGE));
@@ -58,12 +58,12 @@ fn a_user_of_32k_tokens_takes_less_than_a_quarter_of_the_whole_context_in_every_
     }
 }
 
-/// Gemma 4 E2B has 35 layers. 20 of them read others' keys and values; of the others 3 see the whole context, with a head of 512, and 12 see
-/// 512 tokens, with a head of 256.
+/// Gemma 4 E2B has 35 layers. 20 of them read other layers' keys and values. Of the other 15, 3 see the whole context, with a head of 512,
+/// and 12 see 512 tokens, with a head of 256.
 #[test]
 fn layers_that_share_keys_and_values_take_no_pages() {
     let plan = planned_of(&configuration("gemma-4-e2b.json"), users(2));
-    // A chunk of 512 rows and the 511 positions before it lie in 65 pages at most, and what a checkpoint keeps in 32.
+    // A chunk of 512 rows and the 511 positions before it lie in 65 pages at most. A checkpoint keeps 32.
     assert_eq!((plan.pages, plan.slots), (2 * 2048, 2 * (65 + 32)));
     let (whole, window) = (3 * 16 * 2 * 512 * 2, 12 * 16 * 2 * 256 * 2);
     assert_eq!(plan.plan.bytes(Component::KvPages), 2 * (2048 * whole + 97 * window));
@@ -86,7 +86,7 @@ fn window_pages_follow_the_usual_request() {
     }
 }
 
-/// A pool that the planner sizes holds requests of the usual length, and no byte of the line is lost between the two pools.
+/// A pool that the planner sizes holds requests of the usual length, and no byte of the limit is lost between the two pools.
 #[test]
 fn both_pools_share_the_room() {
     let options = Options { memory_budget: None, ..Options::default() };
@@ -99,7 +99,7 @@ fn both_pools_share_the_room() {
         let requests = plan.slots / 161;
         assert_eq!((plan.slots % 161, plan.requests()), (0, requests));
         let tokens = plan.pages * 16;
-        // What is too little for another request's windows is pages; and what is left when all that may run have theirs.
+        // A rest too small for another request's windows becomes pages. So does the rest when all 64 running requests have windows.
         let most = if requests == 64 { usize::MAX } else { (requests + 3) * 8192 };
         assert!((requests * 8192..most).contains(&tokens), "{tokens} tokens, {requests} requests");
     }

@@ -40,7 +40,7 @@ pub(crate) struct RequestState {
     pub constraint: Option<Box<dyn Constraint>>,
     /// Collected hidden states, for an embedding or a score.
     pub pooled_row: Option<PooledRow>,
-    /// The server received it.
+    /// The time at which the server received the request.
     received: Instant,
     scheduled: Option<Instant>,
     last_token: Option<Instant>,
@@ -55,13 +55,13 @@ pub(crate) struct RequestState {
     text_len: u32,
     /// Characters of text seen, held-back ones included.
     text_chars: u32,
-    /// Reused between tokens.
+    /// Buffer for the text of one token, reused between tokens.
     piece: String,
     finished: bool,
     failed: bool,
-    /// The output. It is dropped after all fields above: then the reserved bytes go back.
+    /// The output. It is dropped after all fields above, and then releases the reserved bytes.
     pub outbox: Outbox,
-    /// The place among the requests in the system, which goes back last.
+    /// The place among the requests in the system, which is released last.
     _permit: AdmissionPermit,
 }
 

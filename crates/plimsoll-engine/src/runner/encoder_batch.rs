@@ -5,13 +5,13 @@ use plimsoll_device::{PAGE_TOKENS, SeqSpan, StepInput};
 
 use crate::schedule::scheduler::StepLimits;
 
-/// Rows of each sequence in the step that takes the most workspace: as many rows and sequences as the limits allow, none longer
-/// than `context`, shared out so that their KV cache takes the most pages of any such step.
+/// Rows of each sequence in the step that takes the most workspace. It has as many rows and sequences as the limits allow, none longer than
+/// `context`. Rows are distributed so that their KV cache takes the most pages of any such step.
 pub(crate) fn largest(limits: &StepLimits, context: usize) -> Vec<usize> {
     let seqs = limits.running.min(limits.rows).max(1);
     let mut rows = vec![1; seqs];
     let mut left = limits.rows.min(seqs * context) - seqs;
-    // A first row opens a page, and so does every sixteenth after it; what is left over opens none.
+    // A first row opens a page, and so does every sixteenth after it; the remaining rows open none.
     let full = (context - 1) / PAGE_TOKENS * PAGE_TOKENS;
     for most in [full, context - 1] {
         for of in &mut rows {

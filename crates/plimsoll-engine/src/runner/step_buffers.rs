@@ -181,8 +181,8 @@ impl StepBuffers {
         self.input()
     }
 
-    /// Lays out a pass of the draft head: each row names the token that follows its position. Returns the rows of the pass before
-    /// that it goes on from, and the step.
+    /// Lays out a pass of the draft head: each row names the token that follows its position. Returns the rows of the previous pass that it
+    /// continues, and the step.
     pub fn fill_drafts<T>(&mut self, passes: &[DraftRows], running: &[Seq<T>]) -> (&[u32], StepInput<'_>) {
         self.clear();
         for pass in passes {

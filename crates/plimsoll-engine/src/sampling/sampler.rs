@@ -3,7 +3,7 @@
 //! Tokens are drawn by walking the kept ones in order of their ids until their weights pass a random integer below the
 //! total. Nothing depends on the order in which a selection algorithm left its candidates.
 //!
-//! Not here: what a weight is (`weights`), what is kept (`select`), where randomness comes from (`rng`).
+//! Not here: weights (`weights`), the choice of kept tokens (`select`), random numbers (`rng`).
 
 use plimsoll_device::CANDIDATES_MAX;
 use thiserror::Error;

@@ -196,7 +196,7 @@ mod tests {
             meter.observe_layer(0, 1 + step % 15, 0.02);
         }
         assert_eq!(meter.rows(4), before);
-        // As many as there may be, that cost nothing; then what is true.
+        // Layers that take almost no time raise the number of rows to its maximum; later layers take realistic times.
         for _ in 0..30 {
             meter.observe_layer(0, 16, 0.000_000_1);
         }
@@ -225,7 +225,7 @@ mod tests {
         // Without decoding sequences the step is ignored.
         meter.observe(0, 100, 9.0);
         assert_eq!(meter.rows(4).long, 64);
-        // Slower than anything: on it goes.
+        // Even with the slowest steps, prompts get the least number of rows.
         for _ in 0..50 {
             meter.observe(4, CHUNK_ROWS_MIN, 60.0);
             meter.observe_layer(0, CHUNK_ROWS_MIN, 60.0);

@@ -1,7 +1,7 @@
-//! Simulation: a trace through the scheduler, the page pool, the prefix tree and the state slots that a plan would build, without a
-//! model. A step takes what its work takes at given rates, so the same trace gives the same schedule on every machine.
+//! Simulation: a trace through the scheduler, page pool, prefix tree and state slots of a plan, without a model. A step takes the time of
+//! its work at given rates, so the same trace gives the same schedule on every machine.
 //!
-//! What must not be in here: a second scheduler. These are the engine's own parts, driven by a clock that is a number.
+//! A second scheduler must not be in here. The simulation uses the engine's own parts, with a number for a clock.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -19,104 +19,104 @@ use crate::sampling::SamplingParams;
 use crate::schedule::scheduler::{NewSeq, Scheduler, Seq, StepEntry, StepLimits};
 use crate::trace::{Line, Trace};
 
-/// What the imagined machine does in a second.
+/// The rates of the simulated machine, per second.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Rates {
     /// Bytes read from memory.
     pub bytes: f64,
-    /// Multiplications and additions.
+    /// Multiplications and additions (floating-point operations).
     pub flops: f64,
 }
 
-/// Why a trace cannot be simulated.
+/// The reason why a trace cannot be simulated.
 #[derive(Debug, Error)]
 pub enum SimulationError {
-    /// Encoders take inputs whole.
+    /// The model is an encoder, which takes whole inputs.
     #[error("an encoder keeps nothing from step to step: there is nothing to simulate")]
     Encoder,
-    /// The tables of the pools cannot be had.
+    /// The tables of the pools cannot be allocated.
     #[error("{0}")]
     Tables(String),
 }
 
-/// Times in seconds, by nearest rank.
+/// Percentiles of times in seconds, by nearest rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Times {
-    /// Half of them are no longer.
+    /// The median.
     pub p50: f64,
-    /// Ninety-nine of a hundred are no longer.
+    /// The 99th percentile.
     pub p99: f64,
-    /// None is longer.
+    /// The maximum.
     pub max: f64,
 }
 
 impl Times {
-    /// Of a list that may be in any order; zeros of none.
+    /// Returns the percentiles of a list in any order; zeros for an empty list.
     pub fn of(mut times: Vec<f64>) -> Self {
         let mut rank = |percent| percentile(&mut times, percent);
         Self { p50: rank(50), p99: rank(99), max: rank(100) }
     }
 }
 
-/// The value that `percent` of all values do not exceed (nearest rank); 0 of none. Sorts.
+/// Returns the value that `percent` of all values do not exceed (nearest rank); 0 for an empty list. Sorts the values.
 pub fn percentile(values: &mut [f64], percent: usize) -> f64 {
     values.sort_by(f64::total_cmp);
     let rank = (values.len() * percent).div_ceil(100).max(1);
     values.get(rank - 1).copied().unwrap_or(0.0)
 }
 
-/// What came of it. Sequences: one for each completion.
+/// The results of a simulation. Each completion is a sequence.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Simulated {
     /// Sequences in the trace.
     pub sequences: u64,
-    /// Served to their end.
+    /// Sequences that were served to their end.
     pub finished: u64,
     /// Sequences of clients that left.
     pub left: u64,
-    /// Too large for this plan: 400.
+    /// Sequences that are too large for this plan: 400.
     pub refused_invalid: u64,
-    /// For which there was no place at that moment: 429.
+    /// Sequences that found no place at their arrival: 429.
     pub refused_full: u64,
-    /// Sent back to the queue.
+    /// Number of preemptions: sequences sent back to the queue.
     pub preempted: u64,
-    /// Steps.
+    /// Number of steps.
     pub steps: u64,
-    /// From the first arrival to the last end, in seconds of the imagined machine.
+    /// From the first arrival to the last end, in seconds of the simulated machine.
     pub seconds: f64,
     /// Tokens of prompts.
     pub prompt_tokens: u64,
-    /// Those that were found in the prefix tree.
+    /// Tokens of prompts that were found in the prefix tree.
     pub cached_tokens: u64,
-    /// Rows computed, after preemptions again.
+    /// Rows computed, rows computed again after preemptions included.
     pub computed_rows: u64,
-    /// Tokens that came out.
+    /// Number of generated tokens.
     pub output_tokens: u64,
-    /// Pages there are.
+    /// Pages in the pool.
     pub pages: u64,
-    /// The most pages that sequences held at once, those kept for prefixes alone left out.
+    /// The most pages that sequences held at once, without pages cached for prefixes alone.
     pub pages_peak: u64,
-    /// The most sequences that waited.
+    /// The most waiting sequences.
     pub waiting_peak: u64,
-    /// The most sequences that ran.
+    /// The most running sequences.
     pub running_peak: u64,
     /// The most bytes that requests had reserved on the host.
     pub host_bytes_peak: u64,
-    /// From arrival to the first token, of those that had one.
+    /// Times from arrival to the first token, over sequences with a token.
     pub first_token: Times,
-    /// Between two tokens of one sequence.
+    /// Times between two tokens of one sequence.
     pub between_tokens: Times,
     /// Pages and slots that were not given back: always 0, or a leak has been found.
     pub lost: u64,
-    /// A number for the whole schedule: every entry of every step.
+    /// A hash of the whole schedule: every entry of every step.
     pub digest: String,
 }
 
-/// What a sequence is to the simulation.
+/// A sequence's data in the simulation.
 #[derive(Clone, Copy, Debug)]
 struct Job {
     arrived: f64,
-    /// Without a token it is over at this time, where its client left before the first.
+    /// The time at which a sequence without a token ends, because its client left before the first; infinite otherwise.
     leaves_at: f64,
     outputs: u64,
     leaves: bool,
@@ -188,7 +188,7 @@ impl<'a> Simulation<'a> {
         };
         let pool = PagePool::new(plan.pages).map_err(|error| tables(&error))?;
         let cache = Rc::new(RefCell::new(KvCache::new(pool, index, states).with_windows(windows)));
-        // How many layers go between two steps a clock would say.
+        // The number of layers between two steps depends on a clock, so layered chunks are off.
         let limits = StepLimits {
             drafts: 0,
             draft_head: false,
@@ -214,11 +214,11 @@ impl<'a> Simulation<'a> {
         })
     }
 
-    /// Every completion of a request arrives, or is refused as the engine would refuse it.
+    /// Lets every completion of a request arrive. It is refused as the engine would refuse it.
     fn arrive(&mut self, trace: &Trace, line: &Line) {
         for prompt in &line.prompts {
             let left = self.limits.max_req_total_len.saturating_sub(prompt.tokens);
-            // What came out is what comes out; a trace may name no limit that it kept to.
+            // At least the recorded output: a trace can lack the limit that the request had.
             let said = u32::try_from(line.output_each()).unwrap_or(u32::MAX);
             let max_tokens = line.max_tokens.unwrap_or(left).max(said);
             self.out.sequences += u64::from(line.n);
@@ -262,8 +262,8 @@ impl<'a> Simulation<'a> {
         self.out.host_bytes_peak = self.out.host_bytes_peak.max(self.host_bytes);
     }
 
-    /// One step: sequences of clients that left are dropped, entries are computed, tokens come out, finished sequences
-    /// go.
+    /// Runs one step: sequences of clients that left are dropped, entries are computed, tokens are generated, and finished sequences are
+    /// removed.
     fn step(&mut self) {
         let (now, mut freed, mut left) = (self.now, 0, 0);
         self.scheduler.remove(
@@ -291,7 +291,7 @@ impl<'a> Simulation<'a> {
         self.retire();
     }
 
-    /// Seconds of a step: whichever takes longer, reading weights, keys and values, or computing.
+    /// Returns the seconds of a step: the longer of reading (weights, keys and values, state) and computing.
     fn takes(&self, entries: &[StepEntry]) -> f64 {
         let one = &self.plan.work[1];
         let rows: usize = entries.iter().map(|entry| entry.rows).sum();
@@ -325,7 +325,7 @@ impl<'a> Simulation<'a> {
             }
             payload.last_token = self.now;
             self.out.output_tokens += 1;
-            // Each sequence gets tokens of its own: outputs of different sequences share no pages.
+            // Each sequence gets different tokens: outputs of different sequences share no pages.
             let token = (seq.order.wrapping_mul(0x9e37_79b9) ^ generated) as u32 % self.limits.vocab_size;
             seq.tokens.push(token);
             seq.logits_from = seq.tokens.len() - 1;
@@ -333,7 +333,7 @@ impl<'a> Simulation<'a> {
         self.scheduler.publish(entry.seq);
     }
 
-    /// Takes out sequences with all their output. A sequence with a client that leaves is dropped, not finished.
+    /// Removes sequences with all their output. A sequence whose client leaves is dropped, not finished.
     fn retire(&mut self) {
         for index in (0..self.scheduler.running().len()).rev() {
             let seq = &self.scheduler.running()[index];
@@ -365,7 +365,7 @@ impl<'a> Simulation<'a> {
     }
 }
 
-/// The request as the engine would see it, for its price.
+/// Returns the request as the engine would see it, to compute its bytes.
 fn priced(prompt: Vec<u32>, max_tokens: u32, line: &Line) -> Request {
     let sampling = SamplingParams {
         temperature: line.temperature,

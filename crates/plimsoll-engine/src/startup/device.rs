@@ -7,11 +7,11 @@ use crate::api::options::{DeviceChoice, Options};
 use crate::plan::Blueprint;
 use crate::startup::host::Host;
 
-/// Replaces `--device auto` by a GPU that supports the model and has room for it, or else by the host's cores; never by software.
-/// Returns the options, and a line for the log with the reason. Other choices stay, without a line.
+/// Replaces `--device auto` by a GPU that supports the model and has room for it, or else by the host's cores. Software GPUs are not
+/// considered. Returns the options, and a line for the log with the reason. Other choices stay, without a line.
 ///
 /// # Errors
-/// As of [`Host::read`].
+/// As for [`Host::read`].
 pub fn choose_device(checkpoint: &Checkpoint, options: &Options) -> Result<(Options, Option<String>), HostError> {
     if options.device != DeviceChoice::Auto {
         return Ok((options.clone(), None));

@@ -1,4 +1,4 @@
-//! The prefix cache on disk at a start: its directory, and the fingerprint of everything that decides the bits of a page.
+//! The prefix cache on disk at a start: its directory, and the fingerprint of everything that determines the bits of a page.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -18,10 +18,11 @@ use crate::cache::Link;
 use crate::plan::EnginePlan;
 use crate::worker::DiskParts;
 
-/// Opens the directory, if there is to be one. Early: a directory in use is told before the weights are loaded.
+/// Opens the directory of `--cache-dir`, if it is set. This comes early: a directory in use is reported before the weights are loaded.
 ///
 /// # Errors
-/// It cannot be used. One of several models is then served without it: a request waits for the load, and must not fail for a cache.
+/// The directory cannot be used. With several models the model is served without a disk cache instead: a request waits for the load, and
+/// must not fail because of a cache.
 pub(super) fn open(planned: &EnginePlan, options: &Options) -> Result<Option<Store>, StartError> {
     match try_open(planned, options) {
         Err(error) if options.hosted => {
@@ -44,9 +45,10 @@ fn try_open(planned: &EnginePlan, options: &Options) -> Result<Option<Store>, St
     Ok(Some(store))
 }
 
-/// What decides the bits of keys, values and states for given tokens: the weights as they are packed, the model's configuration, the
-/// shape of the cache, the arithmetic, and the program. Tokens are compared by their ids. Tables that stay in the model's files are too large
-/// to read: their files count by their identities. None if a file was changed just before, or if the system gives no identity.
+/// Returns a hash of all inputs that determine the bits of keys, values and states for given tokens. These are the packed weights, the
+/// model's configuration, the shape of the cache, the arithmetic, and the program. Tokens are compared by their ids. Tables that stay in
+/// the model's files are too large to read; the identities of their files are hashed instead. `None` if a file was changed just before, or
+/// if the system gives no identity.
 pub(super) fn fingerprint(
     checkpoint: &Checkpoint,
     weights: &CpuWeights,
@@ -76,7 +78,7 @@ pub(super) fn fingerprint(
     Ok(Some(print.finalize().into()))
 }
 
-/// A checksum of the program: another build may round otherwise.
+/// A checksum of the program, because another build can round differently.
 pub(super) fn program() -> io::Result<u128> {
     let mut file = File::open(own_program())?;
     let (mut sum, mut buffer) = (XxHash3_128::new(), vec![0; 1 << 20]);
@@ -88,10 +90,10 @@ pub(super) fn program() -> io::Result<u128> {
     }
 }
 
-/// A directory with the names that this engine gives its pages.
+/// An opened directory, with the root of its pages' names.
 pub(super) struct DiskStart {
     store: Store,
-    /// The link of the empty prompt.
+    /// The link of the empty prompt, from which the names of pages are derived.
     pub root: Link,
     print: [u8; 32],
 }
@@ -104,7 +106,7 @@ impl DiskStart {
         Self { root: root.finalize().into(), store, print }
     }
 
-    /// Starts its thread.
+    /// Starts the cache's thread.
     pub fn start(self, planned: &EnginePlan) -> Result<DiskParts, StartError> {
         let Self { store, root, print } = self;
         let plan = planned.disk.clone().expect("a store has a plan");

@@ -10,7 +10,7 @@ use crate::plan::GpuLimit;
 #[cfg(feature = "gpu")]
 use crate::plan::OwnMemory;
 
-/// The GPU that the operator chose, as planning sees it; absent: the host's cores carry out the steps.
+/// Returns the GPU that the operator chose, as planning sees it. `None`: the host's cores carry out the steps.
 pub(super) fn limit(options: &Options) -> Option<Result<GpuLimit, String>> {
     match options.device {
         DeviceChoice::Cpu | DeviceChoice::Auto => None,
@@ -18,13 +18,13 @@ pub(super) fn limit(options: &Options) -> Option<Result<GpuLimit, String>> {
     }
 }
 
-/// Every GPU that is found, and software that stands for one, in words; nothing in a program without them.
+/// Lists every GPU and software GPU as text; `None` in a program without GPU support.
 #[cfg(not(feature = "gpu"))]
 pub fn gpus() -> Option<Vec<String>> {
     None
 }
 
-/// Every GPU that is found, and software that stands for one, in words; nothing in a program without them.
+/// Lists every GPU and software GPU as text.
 #[cfg(feature = "gpu")]
 pub fn gpus() -> Option<Vec<String>> {
     let words = |(i, adapter): (usize, plimsoll_gpu::Adapter)| {
@@ -56,7 +56,7 @@ fn found(index: Option<usize>, options: &Options) -> Result<GpuLimit, String> {
     let (name, software) = (adapter.name().to_owned(), adapter.is_software());
     let own = match (adapter.shares_memory(), options.gpu_memory_budget) {
         (true, None) => None,
-        // Tests have software stand for a GPU with memory of its own.
+        // In tests a software GPU can take the place of a GPU with memory of its own.
         (true, Some(budget)) if software => {
             Some(OwnMemory { bytes: budget.bytes(u64::MAX), source: "--gpu-memory-budget".into() })
         }
@@ -69,7 +69,7 @@ fn found(index: Option<usize>, options: &Options) -> Result<GpuLimit, String> {
     Ok(GpuLimit { name, buffer: adapter.limits().buffer, software, own, working_set })
 }
 
-/// What this process may use of a GPU's own memory.
+/// Returns the part of a GPU's own memory that this process may use.
 #[cfg(feature = "gpu")]
 fn own_memory(
     name: &str,
@@ -119,7 +119,7 @@ mod open {
         Adapter::find(AdapterChoice { index, allow_software })
     }
 
-    /// The GPU that the operator chose.
+    /// Finds the GPU that the operator chose.
     pub fn adapter(options: &Options) -> Result<Adapter, GpuError> {
         match options.device {
             DeviceChoice::Gpu(index) => find(index, options.allow_software_gpu),
@@ -127,7 +127,8 @@ mod open {
         }
     }
 
-    /// Asks for the room in the GPU's own memory; none where it shares the machine's, or does not say how much it has.
+    /// Returns a function that reads the room in the GPU's own memory. `None` where it shares the machine's memory, or does not report its
+    /// size.
     pub fn room(adapter: &Adapter) -> Option<impl FnOnce() -> Room> {
         let first = adapter.memory().filter(|_| !adapter.shares_memory())?;
         Some(move || {
@@ -137,7 +138,7 @@ mod open {
         })
     }
 
-    /// Opens the GPU and loads the weights onto it; the threads that pack them end with that.
+    /// Opens the GPU and loads the weights onto it. The threads that pack the weights end afterwards.
     pub fn load(
         (model, weights, checkpoint): (Arc<dyn Model>, WeightTable, &Checkpoint),
         (plan, adapter): (GpuPlan, &Adapter),
@@ -156,7 +157,7 @@ mod open {
         Ok(GpuBackend::new(model, step, (context, weights), again))
     }
 
-    /// The same after the device was lost, from files that are opened anew.
+    /// Returns a function that does the same after a loss of the device, from files that are opened again.
     fn reloads(
         (weights, sources): (WeightTable, Sources),
         ledger: &Arc<Ledger>,

@@ -1,4 +1,4 @@
-//! What a machine gives an engine.
+//! The machine's part of a start: memory limit, threads, instruction set.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,14 +18,15 @@ use crate::watch::host::EngineHost;
 
 const SPACE_KEPT_BYTES: u64 = 1 << 20;
 
-/// Threads that a process with an engine of `threads` compute threads has beside its first: those, all of the time; and either what
-/// touches memory while the engine is built, or the engine's own, its watch, and `others`.
+/// Returns the most threads of a process with an engine of `threads` compute threads, beside its first thread. The compute threads run all
+/// the time. Beside them run either the threads that touch memory during the build, or the engine's thread, the watching thread and
+/// `others`.
 fn threads_beside(threads: usize, others: usize) -> u64 {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (threads - 1 + (2 + others).max(cores - 1)) as u64
 }
 
-/// What the machine gives this process, and with how many threads.
+/// The machine's resources for this process.
 pub struct Host {
     /// The memory limit.
     pub limit: MemoryLimit,
@@ -33,13 +34,13 @@ pub struct Host {
     pub threads: usize,
     /// Instruction set.
     pub isa: Isa,
-    /// The machine, to look again.
+    /// The root of the machine's files, to read limits and usage again.
     pub root: Root,
     /// Every limit that was found.
     pub limits: HostLimits,
-    /// Where leases are left; absent: where all of this user's processes meet.
+    /// The directory of leases; `None`: the directory that all of this user's processes share.
     pub lease_dir: Option<PathBuf>,
-    /// Where the engine lives with others under one limit; absent: alone.
+    /// The engine host, where several engines share one limit; `None` for an engine alone.
     pub engine_host: Option<Arc<EngineHost>>,
 }
 
@@ -49,7 +50,7 @@ impl Host {
         Self::read_from(Root::system(), options)
     }
 
-    /// The same for a machine that is found under `root`.
+    /// The same for a machine whose files are under `root`.
     pub fn read_from(root: Root, options: &Options) -> Result<Self, HostError> {
         let limits = HostLimits::read(&root, options.memory_budget)?;
         let cores = usize::try_from(limits.cpus.usable).unwrap_or(1).max(1);
@@ -77,10 +78,10 @@ impl Host {
         Ok(Self { limit, threads, isa, root, limits, lease_dir: None, engine_host: None })
     }
 
-    /// Refuses an instruction set that only another machine has, for which this one may plan.
+    /// Refuses an instruction set that this machine lacks. Such an instruction set can be planned for, but not run.
     ///
     /// # Errors
-    /// [`PlanError::Option`] with the best one there is.
+    /// [`PlanError::Option`] with the best instruction set of this processor.
     pub fn runs_kernels(&self) -> Result<(), PlanError> {
         if self.isa.available() {
             return Ok(());
@@ -89,13 +90,13 @@ impl Host {
         Err(PlanError::Option { flag: "--isa", problem })
     }
 
-    /// Bytes that the engine of `ledger` may hold in all at this moment: what this process holds, but for others in its engine host, and what
-    /// is free.
+    /// Bytes that the engine of `ledger` may hold in total at this moment: free bytes, and bytes of this process that belong to no other
+    /// engine of its host.
     pub(super) fn room(&self, ledger: &Arc<Ledger>) -> u64 {
         let others = self.engine_host.as_ref().map_or(0, |engine_host| engine_host.committed_beside(ledger));
         ledger.look();
         let now = HostNow::read(&self.root, &self.limits);
-        // Where address space is limited, what is mapped is held.
+        // Where address space is limited, mapped memory counts as held.
         let untouched = match self.limits.binding().remedy {
             Remedy::AddressSpace | Remedy::Data => ledger.mapped_total().saturating_sub(ledger.committed_total()),
             _ => 0,
@@ -105,10 +106,10 @@ impl Host {
 }
 
 impl EngineHost {
-    /// Plans the engine host under the machine's limit, leases it, and puts the emergency reserve into the heap's keeping.
+    /// Plans the engine host under the machine's limit, leases the plan, and arms the heap's emergency reserve.
     ///
     /// # Errors
-    /// [`StartError::NoRoom`] when the limit does not even hold this; otherwise as of a start.
+    /// [`StartError::NoRoom`] when the limit is below the host's own plan; otherwise as for a start.
     pub fn open(http_bytes: u64, host: &Host) -> Result<Arc<Self>, StartError> {
         let plan = Self::planned(http_bytes, &host.limit);
         if plan.shortfall() > 0 {

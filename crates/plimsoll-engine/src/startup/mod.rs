@@ -1,4 +1,4 @@
-//! Start-up: plan → lease → load → probe, size, build, self-test → ready. What it builds is what the planner planned.
+//! Start-up: plan → lease → load → probe, size, build, self-test → ready. It builds the planner's plan.
 
 mod device;
 mod disk;
@@ -45,7 +45,7 @@ use start_reserve::StartReserve;
 
 /// Plans, builds and tests an engine, and starts its thread. Returns when it is ready.
 ///
-/// `progress` is told the packed bytes of weights as they are loaded.
+/// `progress` gets the packed bytes of weights as they are loaded.
 pub fn start(
     checkpoint: &Checkpoint,
     tokenizer: SharedTokenizer,
@@ -56,8 +56,7 @@ pub fn start(
     start_unless(checkpoint, tokenizer, options, host, progress, &Cancel::default())
 }
 
-/// As [`start`], unless it is cancelled meanwhile: then it stops at the next tensor or the next step of the self-test, and frees everything
-/// back.
+/// As [`start`], but can be cancelled. A cancelled start stops at the next tensor or the next step of the self-test, and frees everything.
 ///
 /// # Errors
 /// [`StartError::Cancelled`] in that case.
@@ -70,11 +69,11 @@ pub fn start_unless(
     cancel: &Cancel,
 ) -> Result<EngineHandle, StartError> {
     let started = start_as((checkpoint, tokenizer), options, host, progress, cancel, |config| config);
-    // Whatever it says then, that is the reason.
+    // A cancelled start can end with any error; the reason is the cancellation.
     started.map_err(|error| if cancel.is_cancelled() { StartError::Cancelled } else { error })
 }
 
-/// As [`start_unless`], with a last word on how the pool is sized, so that tests can have it probed and rebuilt.
+/// As [`start_unless`], with a function that changes the sizing configuration, so that tests can have the pool probed and rebuilt.
 fn start_as(
     (checkpoint, tokenizer): (&Checkpoint, SharedTokenizer),
     options: &Options,
@@ -157,7 +156,7 @@ struct Start<'a> {
     load: WeightsLoad,
 }
 
-/// What a start has besides.
+/// The parts of a start that sizing does not need.
 struct Rest {
     tokenizer: SharedTokenizer,
     eos: Vec<u32>,
@@ -182,7 +181,7 @@ impl Start<'_> {
         let mut accounts = accounts(&planned, &tokenizer, options);
         accounts.tables += fixed;
         accounts.workspace_peak = workspace_peak;
-        // As the pool has it: a request is no longer than that.
+        // After the resize: a request is no longer than the pool.
         let line = planned.plan.lines.iter().find(|line| line.component == Component::DiskCache);
         accounts.disk = disk.as_ref().and(line).map_or(0, |line| line.bytes);
         let disk = disk.map(|disk| disk.start(&planned)).transpose()?;
@@ -204,11 +203,11 @@ impl Start<'_> {
     }
 }
 
-/// What stands after the self-test.
+/// The parts that remain after the self-test.
 struct Tested<R> {
     pool_build: PoolBuild<R>,
     sampler: Sampler,
-    /// Bytes of workspace that it took.
+    /// Bytes of workspace that the self-test took.
     workspace_peak: u64,
     media: Option<MediaSpec>,
 }
@@ -226,7 +225,7 @@ fn build_and_test<B: Backend>(
     mut builder: PoolBuilder<'_, B>,
 ) -> Result<Tested<B::Runner>, StartError> {
     if builder.plan.step.encoder_batch {
-        // No pool to be sized: built once and tested.
+        // An encoder has no pool to size: it is built once and tested.
         let shape = Shape { tokens: 0, state_slots: 0, generation: 1, phase: PoolPhase::Production };
         let failed = |failure| match failure {
             Failure::Other(error) => own_error(SizingError::Other(error)),
@@ -253,7 +252,7 @@ fn refused_start(refused: &sizing::OutOfMemory) -> StartError {
     OutOfMemory::Refused { component: name.unwrap_or("memory"), bytes: *requested, reason }.into()
 }
 
-/// What builds and tests pools over loaded weights.
+/// Returns the builder that builds and tests pools over loaded weights.
 pub(crate) fn pool_builder<'a, B: Backend>(
     planned: &'a EnginePlan,
     shape: ModelShape,
@@ -270,7 +269,7 @@ pub(crate) fn pool_builder<'a, B: Backend>(
         ledger: Arc::clone(ledger),
         sampler: Sampler::new(planned.limits.vocab_size as usize)?,
         touch: !options.elastic,
-        // An encoder keeps nothing that could be shared, so no sequence must wait for a shared prefix.
+        // An encoder caches nothing, so no sequence must wait for a shared prefix.
         tables: Tables { prefix_cache: options.prefix_cache && !planned.step.encoder_batch, ..planned.tables },
         tokens: 0,
         room: Box::new(move || host.room(&own)),
@@ -281,7 +280,7 @@ pub(crate) fn pool_builder<'a, B: Backend>(
     })
 }
 
-/// An error of ours that sizing handed through is itself again.
+/// Returns an error of the engine that sizing passed through as itself; other errors stay sizing errors.
 pub(crate) fn own_error(error: SizingError) -> StartError {
     match error {
         SizingError::Other(other) => other
@@ -291,7 +290,7 @@ pub(crate) fn own_error(error: SizingError) -> StartError {
     }
 }
 
-/// What the engine holds on the heap for its whole life. Without a measurement the tokenizer says what its tables take.
+/// Returns the heap bytes that the engine holds for its whole life. Without a measurement the tokenizer reports the bytes of its tables.
 fn accounts(planned: &EnginePlan, tokenizer: &SharedTokenizer, options: &Options) -> Accounts {
     let tokenizer = options.tokenizer_bytes.unwrap_or(tokenizer.table_bytes() as u64);
     let gpu = planned.gpu.as_ref();

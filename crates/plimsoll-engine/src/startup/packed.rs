@@ -1,6 +1,6 @@
-//! Weights of the CPU: mapped from the packed cache if they are there, otherwise packed, and then kept there.
+//! Weights of the CPU: mapped from the packed cache if they are in it; otherwise packed, and then saved in it.
 //!
-//! No fault of the cache fails a start: a file that cannot be used is packed again, and a failure to write is a warning.
+//! A fault of the cache never fails a start: weights of an unusable file are packed again, and a failed write is a warning.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -27,9 +27,9 @@ pub(super) struct Loaded {
 /// How weights were loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WeightsLoad {
-    /// Mapped from the packed cache; otherwise packed.
+    /// Whether they were mapped from the packed cache; otherwise they were packed.
     pub mapped: bool,
-    /// How long that took.
+    /// The time that loading took.
     pub took: Duration,
 }
 
@@ -60,7 +60,7 @@ fn try_open(cache: &PackedCache) -> Result<LargeFiles, String> {
 /// Loads the weights of `table`.
 ///
 /// # Errors
-/// Those of packing.
+/// The errors of packing.
 pub(super) fn load(
     table: WeightTable,
     (checkpoint, options): (&Checkpoint, &Options),
@@ -112,7 +112,7 @@ fn refuse(files: &LargeFiles, key: &[u8; 32], path: &Path, error: &PackedError) 
     }
 }
 
-/// Writes packed weights for the next start.
+/// Writes the packed weights to the cache, for the next start.
 fn keep(weights: &CpuWeights, files: &LargeFiles, key: &[u8; 32], pool: &mut ThreadPool) {
     let began = Instant::now();
     let header = weights.packed_header(key, pool);
@@ -125,7 +125,7 @@ fn keep(weights: &CpuWeights, files: &LargeFiles, key: &[u8; 32], pool: &mut Thr
     }
 }
 
-/// A hash of everything that decides the packed bytes: the model's files, their packing, the instruction set, and the program.
+/// Returns a hash of everything that determines the packed bytes: the model's files, their packing, the instruction set, and the program.
 fn key(checkpoint: &Checkpoint, table: &WeightTable, isa: Isa) -> Option<[u8; 32]> {
     let mut hash = Hashed(Sha256::new());
     let identity = checkpoint.identity()?;

@@ -10,7 +10,7 @@ impl Phases {
         Self(Instant::now())
     }
 
-    /// The phase since the last call has ended.
+    /// Logs the time since the previous call as the time of `phase`.
     pub fn ended(&mut self, phase: &'static str) {
         let now = Instant::now();
         let ms = now.duration_since(std::mem::replace(&mut self.0, now)).as_millis() as u64;

@@ -1,7 +1,7 @@
-//! The self-test: the largest steps the scheduler can form, run before "ready".
+//! The self-test: the largest steps that the scheduler can form, run before "ready".
 //!
-//! Not a probe for an unknown peak (the plan knows it) but the check that the plan is true: what was measured must not exceed
-//! what was planned, and every kernel path that serving uses has run once.
+//! The plan knows the peak, so this is no probe; it checks that the plan is true. Measured bytes must not exceed planned bytes, and every
+//! kernel path that serving uses has run once.
 
 use std::time::Instant;
 
@@ -23,14 +23,14 @@ use crate::schedule::scheduler::StepLimits;
 struct Rows {
     start: usize,
     rows: usize,
-    /// The state after each row is kept, as when drafts are checked.
+    /// Whether the state after each row is kept, as when drafts are checked.
     each: bool,
-    /// They are a prompt's; such rows come last.
+    /// Whether the rows are a prompt's; prompt rows come last.
     prompt: bool,
 }
 
-/// Runs every worst case on `runner` with the pools in `pools`. A chunk of a prompt stays between two layers, so that
-/// the encoders run in the workspace above it.
+/// Runs every worst case on `runner` with the pools in `pools`. A chunk of a prompt waits between two layers, so that the encoders run in
+/// the workspace above it.
 pub fn self_test(
     runner: &mut dyn Runner,
     sampler: &mut Sampler,
@@ -46,18 +46,18 @@ pub fn self_test(
     let longest = context.min(pool);
     let mut test = SelfTest { runner, limits, pools, cancel, candidates: limits.candidates };
     let rows = limits.rows.min(longest);
-    // All steps beside the largest chunk between two layers.
+    // All steps run beside the largest chunk that waits between two layers.
     let chunk = test.begin(limits.of_layers().rows.min(longest))?;
     if limits.split_numerics() {
-        // The most rows of a prompt, and of an answer that was preempted and is computed again.
+        // The most rows of a prompt, and the most rows of a preempted answer that is computed again.
         test.run(&[Rows { start: 0, rows, each: false, prompt: true }], limits.logit_rows.min(rows))?;
         let rows = limits.answer_rows().min(longest);
         test.run(&[Rows { start: 0, rows, each: false, prompt: false }], limits.logit_rows.min(rows))?;
     }
-    // A chunk at the far end of the longest context: the longest prefix to attend to.
+    // A chunk at the end of the longest context, with the longest prefix to attend to.
     let tail = rows.min(PAGE_TOKENS);
     test.run(&[Rows { start: longest - tail, rows: tail, each: false, prompt: true }], 1)?;
-    // The largest decode batch, plain and with every draft to be checked.
+    // The largest decode batch, first plain and then with every draft to check.
     let with_drafts = 1 + limits.drafts;
     let by_slots = pools.slots.checked_div(limits.slots).unwrap_or(usize::MAX);
     let decodes = limits.running.min(limits.logit_rows / with_drafts).min(pools.pages).min(by_slots).max(1);
@@ -65,7 +65,7 @@ pub fn self_test(
     let mut mixed = vec![Rows { start: deep - 1, rows: 1, each: false, prompt: false }; decodes];
     test.run(&mixed, decodes)?;
     sample(test.runner, sampler, decodes)?;
-    // All logits of all rows come back from a device that gave their candidates.
+    // A device that finds candidates must also return all logits of all rows.
     if std::mem::take(&mut test.candidates) {
         test.run(&mixed, decodes)?;
     }
@@ -76,7 +76,8 @@ pub fn self_test(
         let checks = Rows { start, rows: checked, each: limits.slots > 1, prompt: false };
         test.run(&vec![checks; decodes], decodes * checked)?;
     }
-    // All but one of them beside a prompt that fills the step, with as many logits as a step may have: a prompt's may be wanted, too.
+    // All decoding sequences but one, beside a prompt that fills the step. As many rows as possible have logits, since logits of prompt
+    // rows can be asked for too.
     mixed.pop();
     let rest = limits.rows.saturating_sub(mixed.len()).clamp(1, longest);
     mixed.push(Rows { start: 0, rows: rest, each: false, prompt: true });
@@ -85,7 +86,7 @@ pub fn self_test(
     test.go_on(&chunk)
 }
 
-/// The largest batches of media, out of the encoder into the pool of outputs.
+/// Runs the largest batches of media through the encoders and writes their outputs into the pool.
 pub(crate) fn self_test_encoder(
     runner: &mut dyn Runner,
     plan: &MediaPlan,
@@ -119,7 +120,7 @@ pub(crate) fn self_test_encoder(
     Ok(())
 }
 
-/// A step, laid out.
+/// The layout of a step.
 #[derive(Debug, Default)]
 struct Batch {
     spans: Vec<SeqSpan>,
@@ -139,12 +140,12 @@ struct SelfTest<'a> {
     limits: &'a StepLimits,
     pools: Pools,
     cancel: &'a Cancel,
-    /// Rows are asked for their candidates, where the device finds them; otherwise for all logits.
+    /// Whether candidates are asked for, where the device finds them; otherwise all logits are fetched.
     candidates: bool,
 }
 
 impl SelfTest<'_> {
-    /// An encoder's worst cases: the step that takes most, the longest sequence alone, as many of one row as there may be.
+    /// Runs an encoder's worst cases: the step that takes most, the longest sequence alone, and the most sequences of one row.
     fn run_whole(&mut self, context: usize) -> Result<(), DeviceError> {
         let alone = [context.min(self.limits.rows)];
         let short = vec![1; self.limits.running.min(self.limits.rows)];
@@ -173,7 +174,7 @@ impl SelfTest<'_> {
         Ok(chunk)
     }
 
-    /// A layer of it: the others are those of any step.
+    /// Computes one layer of the chunk; the other layers take the same workspace.
     fn go_on(&mut self, chunk: &Batch) -> Result<(), DeviceError> {
         if !chunk.tokens.is_empty() {
             self.cancel.checkpoint()?;
@@ -182,7 +183,7 @@ impl SelfTest<'_> {
         Ok(())
     }
 
-    /// One step, the last `logit_rows` rows with logits, and the draft passes behind it.
+    /// Runs one step, in which the last `logit_rows` rows have logits, and the draft passes after it.
     fn run(&mut self, seqs: &[Rows], logit_rows: usize) -> Result<(), DeviceError> {
         self.cancel.checkpoint()?;
         let batch = self.batch(seqs, logit_rows);
@@ -198,7 +199,7 @@ impl SelfTest<'_> {
         if self.limits.draft_head { self.draft(&step) } else { Ok(()) }
     }
 
-    /// Lays out a step, the last `logit_rows` rows with logits.
+    /// Lays out a step in which the last `logit_rows` rows have logits.
     fn batch(&self, seqs: &[Rows], logit_rows: usize) -> Batch {
         let mut batch = Batch::default();
         let Batch { spans, tokens, positions, pages, window_pages, state_out, .. } = &mut batch;
@@ -218,7 +219,8 @@ impl SelfTest<'_> {
             });
             positions.extend(start as u32..(start + rows) as u32);
             tokens.extend((0..rows).map(|i| (i % 7) as u32));
-            // Sequences may share pages here: what they compute is not looked at. They begin with others, so that each is read by itself.
+            // Sequences can share pages here, because their results are not used. Each begins with another page, so that each is read
+            // separately.
             pages.extend((0..count).map(|page| ((i + page) % self.pools.pages) as u32));
             if self.limits.window > 0 {
                 window_pages.extend((0..count).map(|page| ((i + page) % self.pools.slots) as u32));
@@ -252,13 +254,13 @@ impl SelfTest<'_> {
             media: if self.limits.media { &ROWS_OF_MEDIA } else { &[] },
             bf16_rows: self.limits.bf16_rows(batch.tokens.len(), batch.of_prompts),
             bf16_logits: self.limits.bf16_logits(),
-            // As much as a step can bring back.
+            // Fetches as much as a step can fetch.
             pooled: true,
             ..StepInput::default()
         }
     }
 
-    /// Every row of `step` through the draft head, then one row of each sequence as often as it may draft.
+    /// Runs every row of `step` through the draft head, then one row of each sequence for each further draft.
     fn draft(&mut self, step: &StepInput<'_>) -> Result<(), DeviceError> {
         let mut spans: Vec<SeqSpan> = step.seqs.iter().map(|span| SeqSpan { state: None, ..*span }).collect();
         let rows: Vec<u32> = (0..step.tokens.len() as u32).collect();
@@ -309,7 +311,7 @@ impl SelfTest<'_> {
     }
 }
 
-/// The sampler's largest scratch: penalties, truncation by probability over the whole vocabulary, and a report.
+/// Uses the sampler's largest scratch: penalties, truncation by probability over the whole vocabulary, and reported log-probabilities.
 fn sample(runner: &mut dyn Runner, sampler: &mut Sampler, rows: usize) -> Result<(), DeviceError> {
     let params = SamplingParams { top_p: 0.999, min_p: 0.0, temperature: 100.0, ..SamplingParams::default() };
     let counts = TokenCounts::default();

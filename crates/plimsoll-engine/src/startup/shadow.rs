@@ -1,7 +1,7 @@
-//! Shadow mode: plan, probe, measure, and say what a start would choose, beside whatever runs on this machine. Nothing is served and
-//! nothing stays.
+//! Shadow mode: plans, probes, measures, and reports the size that a start would choose, beside running servers. It serves nothing and
+//! leaves nothing behind.
 //!
-//! The probe is small (see `plimsoll_memory::sizing`), so that its weights and its pool are all the room this needs.
+//! The probe is small (see `plimsoll_memory::sizing`), so it only needs room for the weights and its own pool.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,31 +20,31 @@ use crate::runner::backend::CpuBackend;
 use crate::startup::size::profile_config;
 use crate::startup::{Host, StartError, own_error, pool_builder};
 
-/// What a probe found. All sizes are bytes.
+/// The result of a probe. All sizes are bytes.
 #[derive(Clone, Debug, Serialize)]
 pub struct DryRun {
-    /// Tokens of the pool that the plan has.
+    /// Tokens of the planned pool.
     pub planned_tokens: u64,
     /// Tokens of the probe.
     pub probe_tokens: u64,
-    /// Step workspace as planned.
+    /// Planned step workspace.
     pub workspace_planned_bytes: u64,
-    /// What the probe's largest steps took of it.
+    /// Step workspace that the probe's largest steps took.
     pub workspace_measured_bytes: u64,
-    /// Everything that does not grow with the pool, as planned.
+    /// Planned bytes that do not grow with the pool.
     pub fixed_planned_bytes: u64,
-    /// The same as measured.
+    /// The same as measured by the probe.
     pub fixed_measured_bytes: u64,
-    /// Tokens that a start would add to what runs; negative for fewer.
+    /// Tokens that a start would add to the running size; negative for fewer.
     pub delta_tokens: i64,
-    /// What would be chosen, beside what runs: `--max-total-token-num` where it is given, else the plan.
+    /// The choice of auto mode, beside the running size: `--max-total-token-num` where it is given, else the plan's.
     pub report: ShadowReport,
 }
 
 /// Plans, loads the weights, builds and tests a probe, measures, and takes everything down again.
 ///
 /// # Errors
-/// [`StartError`] where a start would fail before it could measure; that auto mode would refuse afterwards is in the report.
+/// [`StartError`] where a start would fail before it could measure. A later refusal by auto mode is part of the report.
 pub fn dry_run(
     checkpoint: &Checkpoint,
     options: &Options,
@@ -71,7 +71,7 @@ pub fn dry_run(
         MemoryLease::take(fixed + probe_tokens * cell, 0, host.lease_dir.clone(), &host.root, &host.limits)?;
     let ledger = Arc::new(Ledger::new());
     planned.plan.enter(&ledger);
-    // The probe of a small pool may be larger than the pool.
+    // The probe of a small pool can be larger than the pool.
     for (component, bytes) in [
         (Component::KvPages, probe_tokens * cell),
         (Component::PrefixIndex, planned.index_bytes(probe_tokens as usize / PAGE_TOKENS, planned.slots)),

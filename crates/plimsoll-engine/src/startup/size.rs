@@ -1,7 +1,7 @@
-//! Sizing: how many tokens the pool holds, and the builds that test it.
+//! Sizing: the number of tokens in the pool, and the builds that test it.
 //!
-//! The arithmetic is `plimsoll_memory::sizing`'s, fed with planned bytes by the planner and with measured ones at
-//! start-up: where they agree, both choose the same pool (I8). Weights stay while generations come and go.
+//! The arithmetic is that of `plimsoll_memory::sizing`. The planner feeds it with planned bytes, start-up with measured ones. Where these
+//! agree, both choose the same pool (I8). Weights stay while generations are built and dropped.
 
 use std::sync::Arc;
 
@@ -25,8 +25,8 @@ use crate::sampling::Sampler;
 use crate::startup::phases::Phases;
 use crate::startup::self_test::{self_test, self_test_encoder};
 
-/// The configuration that lets `auto_profile` build what `plan` planned: as planned, and measured anew if that does not hold, where
-/// the operator left the pool's size open; pinned otherwise.
+/// Returns the configuration with which `auto_profile` builds the pools of `plan`. Where the operator left the pool's size open, the pools
+/// are built as planned, and measured again if the plan does not hold. Otherwise the size is pinned.
 pub(crate) fn profile_config(plan: &EnginePlan) -> ProfileConfig {
     let tokens = (plan.pages * PAGE_TOKENS) as u64;
     let context = u64::from(plan.limits.max_req_total_len);
@@ -34,7 +34,7 @@ pub(crate) fn profile_config(plan: &EnginePlan) -> ProfileConfig {
     let mut config = sizing.config(&plan.step, context, plan.fraction, plan.clamp_context);
     config.batch_max_tokens = config.batch_max_tokens.min(tokens);
     config.probe_floor_tokens = sizing::PROBE_FLOOR_TOKENS.min(tokens);
-    // A pool smaller than any probe of it would be is not measured by one.
+    // A pool that is smaller than its probe would be is not measured with a probe.
     config.mode = match plan.measure && config.probe_tokens() <= tokens {
         true => Mode::Planned { tokens, state_slots: plan.slots as u64 },
         false => Mode::Pinned { tokens },
@@ -54,35 +54,35 @@ pub(crate) struct PoolBuild<R> {
 
 /// Builds generations over loaded weights.
 pub(crate) struct PoolBuilder<'a, B> {
-    /// What is built.
+    /// The plan that is built.
     pub plan: &'a EnginePlan,
-    /// What a device needs to know of the model.
+    /// The model's dimensions, for the device.
     pub shape: ModelShape,
-    /// Where every byte is entered.
+    /// The ledger that every byte is entered in.
     pub ledger: Arc<Ledger>,
     /// The model's weights on a device.
     pub backend: B,
-    /// The largest scratch of sampling is part of the self-test.
+    /// The sampler; its largest scratch is part of the self-test.
     pub sampler: Sampler,
-    /// Commit pages at build.
+    /// Whether pages are touched when they are mapped.
     pub touch: bool,
     /// The tables beside the pages.
     pub tables: Tables,
-    /// Tokens of the generation that stands.
+    /// Tokens of the current generation; 0 without one.
     pub tokens: u64,
-    /// Bytes this process may hold in all at this moment, its own included.
+    /// Returns the bytes that this process may hold in total at this moment, its present bytes included.
     pub room: Box<dyn FnMut() -> u64 + 'a>,
-    /// What the largest steps have taken of the workspace.
+    /// The most bytes of the workspace that a step has taken.
     pub workspace_peak: u64,
-    /// Looked at between two steps of the self-test.
+    /// Checked between two steps of the self-test.
     pub cancel: Cancel,
-    /// Where outputs of the largest batches of media go, for a model with an encoder.
+    /// Limits and output pool of the largest batches of media, for a model with an encoder.
     pub media: Option<MediaSpec>,
-    /// What links of prefixes begin from, where a tier below memory keeps these.
+    /// The root of the prefixes' links; `None` without a tier below memory.
     pub root: Option<Link>,
 }
 
-/// What depends on the size of a generation.
+/// The components whose size depends on the generation.
 const SIZED: [Component; 5] = [
     Component::KvPages,
     Component::StateSlots,
@@ -92,15 +92,15 @@ const SIZED: [Component; 5] = [
 ];
 
 impl<B: Backend> PoolBuilder<'_, B> {
-    /// What this process holds or has promised itself: planned bytes of fixed parts, mapped bytes of a generation's.
+    /// Bytes that this process holds or has planned: planned bytes of fixed parts, mapped bytes of a generation's parts.
     fn own(&self) -> u64 {
         let bytes = |component: &Component| match *component {
-            // By its bound, as in the size of a token: the exact number depends on where powers of two lie.
+            // Counted by its upper limit, as in the size of a token: the exact number jumps at powers of two.
             Component::PrefixIndex => self.tokens * self.tables.bytes_per_token() + self.plan.sizing.slot_tables,
             component if SIZED.contains(&component) => self.ledger.mapped(component),
             component => self.ledger.row(component).planned,
         };
-        // In a GPU's own memory the tables of the pools have their place in the arithmetic, as in the plan.
+        // With a GPU's own memory the pools' tables count in the arithmetic, as in the plan.
         let own = self.plan.plan.device.is_some();
         let counts = |component: &&Component| {
             !own || component.on_device() || matches!(component, Component::PrefixIndex | Component::EmergencyReserve)
@@ -108,7 +108,7 @@ impl<B: Backend> PoolBuilder<'_, B> {
         Component::ALL.iter().filter(counts).map(bytes).sum()
     }
 
-    /// Refuses what the machine has no room for before the kernel does it in its own way.
+    /// Refuses an allocation that exceeds the free memory, before the kernel fails it.
     fn check_room(&mut self, component: Component, bytes: u64) -> Result<(), sizing::OutOfMemory> {
         match bytes.saturating_sub(self.device().available) {
             0 => Ok(()),
@@ -154,7 +154,7 @@ impl<B: Backend> Generations for PoolBuilder<'_, B> {
 
     fn device(&mut self) -> DeviceNow {
         let (total, own) = (self.plan.sizing_total, self.own());
-        // Peers that have grown since the line was read show as less room than the line.
+        // Peers that have grown since the limit was read leave less room than the limit.
         let room = match self.plan.plan.device {
             Some(_) => self.backend.room(&self.ledger),
             None => (self.room)(),
@@ -180,7 +180,7 @@ impl<B: Backend> Generations for PoolBuilder<'_, B> {
 
     fn place_reserve(&mut self, pool_build: &mut PoolBuild<B::Runner>, bytes: u64) -> Result<(), sizing::OutOfMemory> {
         if bytes == 0 {
-            // A hosted engine's engine host has one.
+            // The engine host has a reserve for its hosted engines.
             return Ok(());
         }
         self.check_room(Component::EmergencyReserve, bytes)?;
@@ -202,7 +202,7 @@ impl<B: Backend> Generations for PoolBuilder<'_, B> {
             ran.map_err(|error| Failure::Other(StartError::Media(error).into()))?;
         }
         pool_build.runner.forget();
-        // Rows that the self-test fetched are not counted as requests'.
+        // Rows that the self-test fetched are not counted as rows of requests.
         pool_build.runner.take_fetched();
         pool_build.runner.take_table_reads();
         let measured = B::workspace_peak(&mut pool_build.runner) as u64;
@@ -287,11 +287,11 @@ mod tests {
     /// A memory limit that leaves a pool of some MiB, in a build for tests as in a release.
     const LINE: u64 = (222 << 20) + PROCESS_BASELINE_BYTES;
 
-    /// Tokens, attempts, and the probe's tokens; or why not.
+    /// Tokens, attempts, and the probe's tokens; or the error.
     type Found = Result<(u64, u32, Option<u64>), SizingError>;
 
-    /// Runs start-up's sizing on a fixture, as planned or with a probe in any case; `room` is asked what the machine has, with
-    /// the number of the question.
+    /// Runs start-up's sizing on a fixture, as planned, or always with a probe if `auto`. `room` returns the machine's room and gets the
+    /// number of the call.
     fn size(auto: bool, mut room: impl FnMut(u64) -> u64) -> (EnginePlan, Found) {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models/llama");
         let checkpoint = Checkpoint::open(&path).unwrap();
@@ -359,7 +359,7 @@ mod tests {
             u64::MAX
         });
         let first = first.unwrap().0;
-        // The questions of an undisturbed start, counted; the last, before the emergency reserve, is answered with too little.
+        // The calls of an undisturbed start are counted. The last one, before the emergency reserve, returns too little.
         let (_, second) = size(true, |n| if n == questions.get() { LINE - (1 << 20) } else { u64::MAX });
         let (tokens, attempts, _) = second.unwrap();
         assert_eq!(attempts, 2, "of {} questions", questions.get());
@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn a_plan_that_does_not_hold_is_measured_anew() {
         let (plan, calm) = size(false, |_| u64::MAX);
-        // A neighbour takes 4 MiB after the plan was made: seen when the planned pool is to be built.
+        // Another process takes 4 MiB after the plan was made. This shows when the planned pool is built.
         let (_, outcome) = size(false, |_| LINE - (4 << 20));
         let (tokens, _, probe) = outcome.unwrap();
         assert!(probe.is_some() && tokens < calm.unwrap().0, "{tokens} of {}", plan.pages * PAGE_TOKENS);

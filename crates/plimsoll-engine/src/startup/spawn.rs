@@ -1,4 +1,4 @@
-//! The last step of a start: the engine thread, and the thread that watches.
+//! The last step of a start: the engine thread and the watching thread.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel, sync_channel};
@@ -29,7 +29,7 @@ use crate::watch::host::HostedLease;
 use crate::watch::thread::watch;
 use crate::worker::{DiskParts, Encoding, Parts, Worker};
 
-/// A tested engine on its way to its thread.
+/// A tested engine, before its thread starts.
 pub(super) struct Ready<R> {
     pub pool_build: PoolBuild<R>,
     pub sampler: Sampler,
@@ -45,8 +45,8 @@ pub(super) struct Ready<R> {
     pub load: WeightsLoad,
 }
 
-/// Starts the engine thread, waits until it has built its tables, and closes the books on start-up. What fails on the way
-/// takes the thread along.
+/// Starts the engine thread, waits until it has built its tables, and completes the accounts of start-up. An error on the way ends the
+/// thread as well.
 pub(super) fn spawn<R: Runner + Send + 'static>(
     ready: Ready<R>,
     start_reserve: StartReserve,
@@ -93,13 +93,13 @@ pub(super) fn spawn<R: Runner + Send + 'static>(
             elastic,
             disk,
         });
-        // The starter waits for this word, and hands over the lease, which lasts as long as the engine.
+        // The starting thread waits for this message, and then sends the lease, which lasts as long as the engine.
         let _ = built.send(());
         let Ok(memory_lease) = begin.recv() else { return };
         worker.run();
-        // Readers may outlive the engine and know the pool; its memory they must not keep.
+        // Readers can outlive the engine and hold the pool; they must not keep its memory.
         outputs.iter().for_each(OutputPool::retire);
-        // A resident's emergency reserve is its engine host's. It moves out last, when all else is given back.
+        // A hosted engine uses its host's emergency reserve. The lease is dropped last, when all other memory is given back.
         let emergency_reserve = if hosted.is_none() { heap::disarm() } else { None };
         drop((emergency_reserve, memory_lease, hosted));
     };
@@ -114,20 +114,20 @@ pub(super) fn spawn<R: Runner + Send + 'static>(
     match closed {
         Ok((memory_lease, start_reserve)) => {
             start_reserve.keep();
-            // The thread is there: it has just spoken.
+            // The engine thread is alive: it has just sent its message.
             let _ = go.send(memory_lease);
             Ok(handle)
         }
         Err(error) => {
             drop(go);
-            // It ends without a word of its own, or has panicked, which is the error.
+            // The thread ends without a result. If it has panicked, the error says that it ended.
             let _ = thread.join();
             Err(error)
         }
     }
 }
 
-/// What of the shared state only start-up knows. Each is set once, here.
+/// Sets the parts of the shared state that only start-up knows. Each is set once, here.
 fn complete(shared: &Shared, kv: &KvShape, eos: &[u32], media: Option<MediaSpec>, load: WeightsLoad) {
     shared.metrics.weights_mapped.set(load.mapped.into());
     shared.metrics.weights_load_seconds.set(load.took.as_secs_f64());
@@ -136,7 +136,7 @@ fn complete(shared: &Shared, kv: &KvShape, eos: &[u32], media: Option<MediaSpec>
     media.into_iter().for_each(|media| drop(shared.facts.media.set(media)));
 }
 
-/// The handle of the engine, and where its arrivals come out.
+/// Returns the engine's handle, and the receiver of its arrivals.
 fn connect(shared: &Arc<Shared>, hosted: Option<&HostedLease>, options: &Options) -> (EngineHandle, Receiver<Arrival>) {
     let limits = &shared.limits;
     let queue = limits.max_waiting as usize + limits.running_max_req_size as usize;
@@ -148,7 +148,7 @@ fn connect(shared: &Arc<Shared>, hosted: Option<&HostedLease>, options: &Options
     (handle, receiver)
 }
 
-/// Measures what is not counted, tells the others what was built, and starts the thread that watches.
+/// Measures the memory that is not counted, tells other processes what was built, and starts the watching thread.
 fn close_books(
     handle: &EngineHandle,
     start_reserve: StartReserve,
@@ -160,7 +160,7 @@ fn close_books(
     let ledger = &handle.shared.ledger;
     accounts.measure_baseline(ledger);
     accounts.observe(ledger, 0, 0);
-    // What may come at any time is as good as there; pages of files look free to others.
+    // Mapped memory that can be touched at any time counts as touched. Pages of held files do not: other processes see them as available.
     let there = ledger.mapped_total().saturating_sub(ledger.held_files());
     let plan = handle.plan();
     // The driver's share is used without an entry in the ledger.
@@ -175,7 +175,7 @@ fn close_books(
     Ok((memory_lease, start_reserve))
 }
 
-/// A process that took more before the engine than was planned for it is not stopped, but it is said.
+/// Warns if the process took more before the engine than was planned. The start continues.
 fn report_baseline(ledger: &Ledger) {
     for component in [Component::ProcessBaseline, Component::Tokenizer, Component::HostHeap] {
         let row = ledger.row(component);

@@ -1,31 +1,31 @@
-//! What pays for a refused allocation while an engine is built.
+//! The reserve for refused allocations while an engine is built.
 
 use std::sync::{Arc, LazyLock};
 
 use plimsoll_memory::{Component, EmergencyReserve, Ledger, heap};
 
-/// Bytes that a start holds back for a refused allocation before the plan's own emergency reserve stands. They are part of what the plan
-/// allows the host heap, which is nearly empty then.
+/// Bytes that a start reserves for a refused allocation before the plan's emergency reserve is mapped. They are part of the host heap's
+/// plan, and the heap is nearly empty then.
 const START_RESERVE_BYTES: u64 = 1 << 20;
 
-/// The start reserve of a start: in the heap's keeping until the emergency reserve takes its place. Dropped, it leaves the heap without
-/// either, so that a start that fails leaves nothing behind.
+/// The start reserve: armed in the heap until the emergency reserve replaces it. Dropping it disarms the heap, so that a failed start
+/// leaves nothing behind.
 pub(super) struct StartReserve {
-    /// What the heap keeps is this start's.
+    /// Whether the heap's reserve belongs to this start.
     own: bool,
 }
 
 impl StartReserve {
-    /// Sets it aside, unless the heap keeps a emergency reserve already.
+    /// Sets the reserve aside, unless the heap has an emergency reserve already.
     pub fn set_aside() -> Self {
-        // Made once, by the first start: the one call that nothing can pay for. It has no plan of its own: several starts may
+        // The ledger is made once, by the first start: no reserve covers this call. It has no plan of its own, because several starts can
         // share it.
         static LEDGER: LazyLock<Arc<Ledger>> = LazyLock::new(|| {
             let ledger = Ledger::new();
             ledger.plan(Component::EmergencyReserve, u64::MAX);
             Arc::new(ledger)
         });
-        // Another engine of this process has a emergency reserve, which does as well.
+        // Another engine of this process has an emergency reserve, which serves this start as well.
         let own = !heap::armed();
         if own {
             match EmergencyReserve::map(&LEDGER, START_RESERVE_BYTES) {
@@ -36,7 +36,7 @@ impl StartReserve {
         Self { own }
     }
 
-    /// The engine stands: from here on `emergency_reserve` is what the heap keeps, unless that is the engine host's.
+    /// Replaces the start reserve by the engine's `emergency_reserve`. `None`: the heap keeps the engine host's.
     pub fn replace(mut self, emergency_reserve: Option<EmergencyReserve>) -> Self {
         if let Some(emergency_reserve) = emergency_reserve {
             drop(heap::arm(emergency_reserve));
@@ -45,7 +45,7 @@ impl StartReserve {
         self
     }
 
-    /// The start is over.
+    /// Ends the start successfully: the heap keeps its reserve.
     pub fn keep(mut self) {
         self.own = false;
     }

@@ -1,4 +1,4 @@
-//! Tables that stay in the model's files: the same answers, planned bytes, and a file that changes under a server.
+//! Tables that stay in the model's files: equal answers, planned bytes, and a file that changes while a server runs.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -84,7 +84,7 @@ fn a_file_that_is_replaced_under_a_server_changes_nothing() {
     stop(engine);
 }
 
-/// Greedy answers of the model at `path`, and the tokens that the disk had for them.
+/// Returns greedy answers of the model at `path`, and the tokens that the disk cache had for them.
 fn run(path: &Path, options: &Options) -> (Vec<Vec<TokenOut>>, u64) {
     let engine = start_with(path, options);
     let found = (answers(&engine), engine.cache_report().disk.map_or(0, |disk| disk.hit_tokens));
@@ -111,7 +111,7 @@ fn models_that_differ_in_a_table_share_nothing_on_disk() {
     copy(&fixture("qwen4-exp"), first.path());
     copy(&fixture("qwen4-exp"), second.path());
     overwrite_a_table(&second.path().join("model.safetensors"));
-    // A file that was written just now may be written again within the same time.
+    // A file that was just written can be written again within the same timestamp.
     std::thread::sleep(std::time::Duration::from_millis(2100));
     let disk_cache = Some(DiskCache { read_always: true, ..DiskCache::at(cache.path().join("cache")) });
     let on_disk = Options { disk_cache, ..Options::default() };

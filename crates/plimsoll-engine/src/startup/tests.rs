@@ -1,4 +1,4 @@
-//! Start-up by every way there is, on a real model: planned, probed and rebuilt, pinned. What comes out is the same server.
+//! Start-up in every mode on a real model: planned, probed and rebuilt, pinned. Each results in the same server.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,7 +15,7 @@ pub(super) fn fixture(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models").join(model)
 }
 
-/// Starts `model` under 300 MiB, sized as `mode` says.
+/// Starts `model` under 300 MiB, sized in the given mode.
 fn started(model: &str, pinned: Option<u64>, mode: Option<Mode>) -> EngineHandle {
     let options = Options { max_total_token_num: pinned, ..Options::default() };
     start_sized(&fixture(model), &options, |config| ProfileConfig { mode: mode.unwrap_or(config.mode), ..config })
@@ -45,7 +45,7 @@ fn start_sized(path: &Path, options: &Options, adjust: impl FnOnce(ProfileConfig
     start_as((&checkpoint, tokenizer), &options, &host, |_| {}, &Cancel::default(), adjust).unwrap()
 }
 
-/// A request of its own for each number.
+/// Returns a different request for each number.
 fn request(i: u32) -> Request {
     Request {
         received: None,
@@ -70,7 +70,7 @@ fn request(i: u32) -> Request {
     }
 }
 
-/// The error that a request ends with, if it does.
+/// Returns the error that a request ends with, if it fails.
 pub(super) fn first_error(engine: &EngineHandle) -> Option<String> {
     let mut reader = engine.submit(request(0)).unwrap();
     std::iter::from_fn(|| pollster::block_on(reader.next())).find_map(|delta| delta.error)
@@ -86,7 +86,7 @@ pub(super) fn answers(engine: &EngineHandle) -> Vec<Vec<TokenOut>> {
     readers.into_iter().map(read).collect()
 }
 
-/// Held while engines start here: the heap's emergency reserve is the process's, and the last engine to start has it.
+/// Held while a test starts engines: the process has one emergency reserve, and the engine that started last holds it.
 pub(super) fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
@@ -97,11 +97,11 @@ pub(super) fn stop(engine: EngineHandle) {
     while !engine.stopped() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    // The lease goes with the thread, a moment later.
+    // The lease ends with the thread, a moment later.
     std::thread::sleep(std::time::Duration::from_millis(50));
 }
 
-/// A start that is cancelled before any tensor, between any two, and between any two steps of the self-test, leaves nothing behind.
+/// A start that is cancelled leaves nothing behind: before any tensor, between any two, and between any two steps of the self-test.
 #[test]
 fn abandoned_start_stops_at_its_next_checkpoint() {
     let _alone = alone();
@@ -142,7 +142,7 @@ fn abandoned_start_stops_at_its_next_checkpoint() {
     stop(start_until(usize::MAX).0.unwrap());
 }
 
-/// Its file is cut in the middle of loading: no server, and no end of the process either.
+/// The model's file is truncated while it is loaded: the start fails, and the process survives.
 #[cfg(unix)]
 #[test]
 fn a_model_whose_file_is_cut_while_it_is_loaded_is_an_error() {
@@ -172,7 +172,7 @@ fn a19_a20_rebuilt_planned_and_pinned_servers_are_one_server() {
         let tokens = rebuilt.limits().max_total_token_num;
         // Weights, two generations of keys, values and workspace, one emergency reserve.
         assert_eq!(rebuilt.ledger().allocations(), (6, 0), "{model} was built, torn down and built again");
-        // A19: what is in the ledger is one generation; nothing of the probe's is left.
+        // A19: the ledger holds one generation; nothing of the probe's generation is left.
         for component in
             [Component::KvPages, Component::StepWorkspace, Component::PrefixIndex, Component::EmergencyReserve]
         {

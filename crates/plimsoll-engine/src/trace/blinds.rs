@@ -10,12 +10,12 @@ use crate::media::MediaItem;
 pub struct Blinds(RandomState);
 
 impl Blinds {
-    /// A prompt without its content, or (`content`) with its ids.
+    /// Returns a prompt without its content, or with its ids if `content`.
     pub fn prompt(&self, ids: &[u32], media: &[MediaItem], content: bool) -> Prompt {
         let media: Vec<Medium> = media.iter().map(|item| self.medium(item)).collect();
         let mut before = 0;
         let mut number = |(block, ids): (usize, &[u32])| {
-            // Placeholders look alike whatever they stand for.
+            // Placeholders are equal for all media, so the media's keys are hashed as well.
             let here = media.iter().filter(|medium| (medium.first / BLOCK_TOKENS) as usize == block);
             before = here.fold(self.0.hash_one((before, ids)), |before, medium| self.0.hash_one((before, medium.key)));
             before >> 16
@@ -30,7 +30,7 @@ impl Blinds {
         Medium { kind, tokens, first: item.first, key }
     }
 
-    /// The number for a salt; 0 for none.
+    /// Returns the number for a salt; 0 for no salt.
     pub fn salt(&self, salt: u64) -> u64 {
         if salt == 0 { 0 } else { self.0.hash_one(salt) >> 16 }
     }

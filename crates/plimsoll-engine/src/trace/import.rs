@@ -1,4 +1,4 @@
-//! Traces that others have published, in their own formats.
+//! Published traces of other projects, in their own formats.
 
 use std::io::BufRead;
 
@@ -38,8 +38,8 @@ pub fn mooncake(file: impl BufRead) -> Result<Trace, TraceError> {
     Ok(Trace { torn, ..Trace::new(Head { block_tokens: MOONCAKE_BLOCK_TOKENS, ..Head::default() }, lines) })
 }
 
-/// Reads BurstGPT's CSV: a line of names, among them `Timestamp` in seconds, `Request tokens` and `Response tokens`. No two prompts
-/// begin alike: the trace does not say. Requests without a response failed there and are left out.
+/// Reads BurstGPT's CSV: a line of names, among them `Timestamp` in seconds, `Request tokens` and `Response tokens`. The trace does not
+/// record equal prompts, so all prompts differ. Requests without a response failed there and are left out.
 pub fn burst_gpt(file: impl BufRead) -> Result<Trace, TraceError> {
     let mut columns: Option<[usize; 3]> = None;
     let mut lines = Lines::default();
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(seen, [(0, 472, 18), (113_500, 417, 276)]);
         assert_ne!(trace.lines[0].prompts[0].blocks[0], trace.lines[1].prompts[0].blocks[0]);
         assert_eq!(trace.torn, None);
-        // Cut anywhere, the last request is left out and said: a response of 2 tokens is none of 276.
+        // Cut at any place, the last request is left out and reported: "2" of a response of 276 tokens must not count as 2 tokens.
         let last = text.rfind("118.5").unwrap();
         for cut in last + 1..text.len() {
             let trace = burst_gpt(&text.as_bytes()[..cut]).unwrap();

@@ -1,9 +1,8 @@
-//! Traces: what a server was asked, without what was said. One JSON object a line: a [`Head`], then a [`Line`] for each request, in the
-//! order in which they ended.
+//! Traces: the sizes and times of a server's requests, without their content. One JSON object a line: a [`Head`], then a [`Line`] for each
+//! request, in the order in which they ended.
 //!
-//! Prompts are lengths. Each block of tokens has a number that says which other prompts begin alike up to its end.
-//! Memory and time depend on nothing else. The numbers come from a hash with a key that is drawn anew for each trace
-//! and never written down.
+//! Prompts are lengths. Each block of tokens has a number; prompts with the same number are equal up to the end of that block. Memory and
+//! time depend on nothing else. The numbers come from a hash with a key that is drawn for each trace and never written down.
 
 mod blinds;
 mod import;
@@ -20,13 +19,13 @@ pub use import::{burst_gpt, mooncake};
 /// The version of the format.
 pub const VERSION: u32 = 1;
 
-/// Tokens of a block in traces of our own.
+/// Tokens of a block in Plimsoll's own traces.
 pub const BLOCK_TOKENS: u32 = 64;
 
 /// The longest line that is read.
 const LINE_BYTES_MAX: usize = 16 << 20;
 
-/// The most that one trace may take in memory.
+/// The most bytes that one trace may take in memory.
 const TRACE_BYTES_MAX: usize = 1 << 30;
 
 /// The longest prompt, in tokens.
@@ -55,25 +54,25 @@ impl Default for Head {
 pub struct Medium {
     /// `image` or `video`.
     pub kind: Cow<'static, str>,
-    /// Its tokens.
+    /// Number of its tokens.
     pub tokens: u32,
-    /// Where in the prompt they begin.
+    /// Index of its first token in the prompt.
     pub first: u32,
-    /// Which others are the same: those of the same number.
+    /// A number that equal media share.
     pub key: u64,
 }
 
 /// One prompt.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prompt {
-    /// Its tokens.
+    /// Number of its tokens.
     pub tokens: u32,
-    /// For each block, the last one perhaps shorter, which prompts begin alike up to its end: those with the same number.
+    /// A number for each block, of which the last can be shorter. Prompts with the same number are equal up to the end of that block.
     pub blocks: Vec<u64>,
-    /// The images and videos in it. A replay has made-up text of the same length in their place.
+    /// The images and videos in it. A replay puts made-up text of the same length in their place.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub media: Vec<Medium>,
-    /// The tokens themselves, where content is recorded.
+    /// The token ids, where content is recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ids: Option<Vec<u32>>,
 }
@@ -83,7 +82,7 @@ pub struct Prompt {
 pub struct Line {
     /// Milliseconds since the trace began.
     pub at_ms: u64,
-    /// The API it came through.
+    /// The API of the request.
     pub api: Cow<'static, str>,
     /// The model that was asked, where the server has several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -94,29 +93,29 @@ pub struct Line {
     pub prompts: Vec<Prompt>,
     /// Completions of each prompt.
     pub n: u32,
-    /// Tokens that each might have at most; none for all that the context has left.
+    /// The most tokens of each completion; `None`: all that the context has left.
     pub max_tokens: Option<u32>,
-    /// Sampling settings.
+    /// Sampling temperature.
     pub temperature: f32,
-    /// See `temperature`.
+    /// Nucleus sampling probability.
     pub top_p: f32,
-    /// See `temperature`.
+    /// Number of candidates to sample from.
     pub top_k: i64,
-    /// Alternatives reported for each token.
+    /// Alternatives that are reported for each token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logprobs: Option<u32>,
     /// The same for each token of the prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_logprobs: Option<u32>,
-    /// Stop strings.
+    /// Number of stop strings.
     pub stop: u32,
-    /// Whether the output had to have a form.
+    /// Whether the request had a grammar.
     pub form: bool,
-    /// Which other requests might share pages with it: those of the same number.
+    /// A number that requests share if they can share pages.
     pub salt: u64,
-    /// Tokens that came out, over all completions.
+    /// Number of generated tokens, over all completions.
     pub output: u64,
-    /// How it ended: `finished`, `aborted`, `cancelled`, `timeout`, `shutdown`, `failed`.
+    /// The outcome: `finished`, `aborted`, `cancelled`, `timeout`, `shutdown`, `failed`.
     pub end: Cow<'static, str>,
     /// Milliseconds to the first token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -126,7 +125,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// A greedy request of one prompt that was served to its end, for traces that say no more than that.
+    /// A greedy request of one prompt that was served to its end, for traces without other fields.
     pub fn plain(at_ms: u64, prompt: Prompt, output: u32) -> Self {
         Self {
             at_ms,
@@ -156,7 +155,7 @@ impl Line {
         matches!(&*self.end, "aborted" | "cancelled")
     }
 
-    /// Tokens of each completion, as far as the sum tells.
+    /// Tokens of each completion, estimated from the sum.
     pub fn output_each(&self) -> u64 {
         self.output.div_ceil(u64::from(self.n).max(1) * self.prompts.len().max(1) as u64)
     }
@@ -169,42 +168,41 @@ pub struct Trace {
     pub head: Head,
     /// The requests, in the order in which they arrived.
     pub lines: Vec<Line>,
-    /// The number of the last line, where its end is missing because its writer was stopped in the middle. The line is
-    /// left out. A last line of CSV without a line break is left out too, because it may have been cut in its last
-    /// cell.
+    /// The number of the last line, if its writer was stopped before its end. The line is left out. A last line of CSV without a line break
+    /// is left out too, because it can have been cut in its last cell.
     pub torn: Option<usize>,
 }
 
-/// What is read of the first line before anything else of it.
+/// The version, which is read before the other fields of the first line.
 #[derive(Deserialize)]
 struct Version {
     plimsoll_trace: u32,
 }
 
-/// Why a trace cannot be read.
+/// The reason why a trace cannot be read.
 #[derive(Debug, Error)]
 pub enum TraceError {
     /// The file could not be read.
     #[error(transparent)]
     Io(#[from] std::io::Error),
-    /// A line is not what it should be.
+    /// A line has a wrong format or value.
     #[error("line {line}: {why}")]
     Line {
-        /// Its number, from 1.
+        /// The line's number, from 1.
         line: usize,
-        /// What is wrong.
+        /// The error.
         why: String,
     },
-    /// The file holds more than is read.
+    /// The trace exceeds the memory limit of a trace.
     #[error("line {line}: the trace takes more than {TRACE_BYTES_MAX} bytes up to here; split it")]
     TooLarge {
-        /// The first line that is too much.
+        /// The first line beyond the limit.
         line: usize,
     },
 }
 
 impl Trace {
-    /// Reads a trace of our own.
+    /// Reads one of Plimsoll's own traces.
     pub fn read(file: impl BufRead) -> Result<Self, TraceError> {
         let mut head = None;
         let mut lines = Lines::default();
@@ -241,7 +239,7 @@ impl Trace {
         Self { head, lines, torn: None }
     }
 
-    /// Token ids for a prompt: those recorded, or made-up ones below `vocab` that begin alike where the recorded ones did.
+    /// Token ids for a prompt: the recorded ones, or made-up ones below `vocab` that are equal where the recorded prompts were.
     pub fn ids(&self, prompt: &Prompt, vocab: u32) -> Vec<u32> {
         if let Some(ids) = &prompt.ids {
             return ids.clone();
@@ -255,7 +253,7 @@ impl Trace {
     }
 }
 
-/// The requests read so far, and what they take.
+/// The requests read so far, and the bytes that they take.
 #[derive(Default)]
 struct Lines {
     all: Vec<Line>,
@@ -277,7 +275,7 @@ impl Lines {
     }
 }
 
-/// Refuses what no server is asked for.
+/// Refuses prompts that no server could have been asked for.
 fn check_prompt(number: usize, prompt: &Prompt, n: u32) -> Result<(), TraceError> {
     if let Some(ids) = prompt.ids.as_ref().filter(|ids| ids.len() != prompt.tokens as usize) {
         let why = format!("a prompt of {} tokens that has {} ids", prompt.tokens, ids.len());
@@ -297,14 +295,14 @@ fn check(number: usize, tokens: u32, n: u32) -> Result<(), TraceError> {
     Ok(())
 }
 
-/// Whether a text is the beginning of JSON and no more.
+/// Whether a text is the beginning of a JSON value.
 fn unfinished(text: &str) -> bool {
-    // Of what is passed over, "0." is no number rather than the beginning of one; of a value it is.
+    // Parsed as a value: as a skipped field, "0." would be a syntax error and not the beginning of a number.
     serde_json::from_str::<serde_json::Value>(text).is_err_and(|error| error.is_eof())
 }
 
-/// Calls `take` with the number and the text of every line that is not empty; a line has a bound. Returns the number of the last line, if
-/// no line break ends it and it is `torn`.
+/// Calls `take` with the number and the text of every line that is not empty. A line longer than the limit is an error. Returns the number
+/// of the last line if no line break ends it and `torn` is true for it.
 fn each_line(
     mut file: impl BufRead,
     torn: impl Fn(&str) -> bool,
@@ -321,11 +319,11 @@ fn each_line(
         if read > LINE_BYTES_MAX {
             return Err(TraceError::Line { line: number, why: format!("longer than {LINE_BYTES_MAX} bytes") });
         }
-        // The first line says what the rest is: without it there is nothing to be read.
+        // The first line has the format: without it the trace cannot be read.
         let may_be_torn = number > 1 && text.last() != Some(&b'\n');
         let text = match str::from_utf8(&text) {
             Ok(text) => text.trim(),
-            // In the middle of a character.
+            // The text ends in the middle of a character.
             Err(error) if may_be_torn && error.error_len().is_none() => return Ok(Some(number)),
             Err(error) => return Err(TraceError::Line { line: number, why: error.to_string() }),
         };
@@ -370,7 +368,7 @@ mod tests {
         assert_eq!(made[0].len(), 200);
         assert!(made[0][..128] == made[1][..128] && made[0][128..] != made[1][128..]);
         assert!(made[0].iter().all(|id| *id < 50));
-        // Another trace tells nothing about this one.
+        // Another trace has other numbers.
         assert_ne!(Blinds::default().prompt(&first, &[], false).blocks, prompts[0].blocks);
     }
 
@@ -380,7 +378,7 @@ mod tests {
         for (bad, words) in [
             (String::new(), "line 1: the file is empty"),
             (good.replace("\"plimsoll_trace\":1", "\"plimsoll_trace\":2"), "line 1: the trace has version 2"),
-            // Of another version other fields may be there.
+            // Another version can have other fields.
             ("{\"plimsoll_trace\":2,\"pages\":[]}".into(), "line 1: the trace has version 2"),
             ("{\"model\":\"x\"}".into(), "line 1: this is not a trace of plimsoll"),
             ("{\"plimsoll_trace\":1}".into(), "line 1: missing field `block_tokens`"),
@@ -418,10 +416,10 @@ mod tests {
             let trace = Trace::read(whole.as_bytes()).unwrap();
             assert_eq!((trace.lines.len(), trace.torn), (3, None));
         }
-        // In the middle of a character, too.
+        // A cut in the middle of a character, too.
         let cut = [whole.as_bytes(), b"\n{\"x\":\"\xc3"].concat();
         assert_eq!(Trace::read(&cut[..]).unwrap().torn, Some(5));
-        // What is whole and wrong is no torn line.
+        // A whole line with an error is no torn line.
         let wrong = whole[..last].to_owned() + &whole[last..].replace("\"n\":1", "\"n\":-1");
         for wrong in [wrong, whole + "\nnonsense"] {
             let error = Trace::read(wrong.as_bytes()).unwrap_err().to_string();

@@ -1,9 +1,9 @@
-//! The engine host: what a process holds once, however many engines it has: the HTTP side's heap, the process itself, the emergency
-//! reserve.
+//! The engine host: memory that a process holds once, for any number of engines. It has the HTTP side's heap, the process itself, and the
+//! emergency reserve.
 //!
-//! An engine alone plans all of that as its own. Where several share one memory limit, each plans only what goes with it
-//! ([`crate::Options::hosted`]). It is listed here from before its first byte until its thread has given the last one back. The sum
-//! of the engine host and its engines stays under the limit. What must not be in here: which model is loaded or has to go (the server).
+//! An engine that runs alone plans all of this itself. Where several engines share one memory limit, each plans only its own memory
+//! ([`crate::Options::hosted`]). It is listed here from before its first byte until its thread has given the last one back. The sum of the
+//! engine host and its engines stays under the limit. Not in here: the server decides which model is loaded or unloaded.
 
 use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ use crate::plan::limit::MemoryLimit;
 use crate::shared::Shared;
 use crate::watch::ledger_report::counts::Counts;
 
-/// What the hosted engines share, and the list of these engines.
+/// The parts that hosted engines share, and the list of these engines.
 pub struct EngineHost {
     plan: Plan,
     pub(crate) ledger: Arc<Ledger>,
@@ -41,7 +41,7 @@ pub(crate) struct HostedEngines {
 #[derive(Clone)]
 pub(crate) struct HostedEngine {
     pub ledger: Arc<Ledger>,
-    /// None while its weights are loaded.
+    /// The engine's shared state; `None` while its weights are loaded.
     pub engine: Option<Arc<Shared>>,
 }
 
@@ -51,14 +51,14 @@ impl HostedEngine {
     }
 }
 
-/// An engine's place in the engine host; it moves out when this is dropped.
+/// An engine's entry in the engine host; dropping it removes the entry.
 pub(crate) struct HostedLease {
     engine_host: Arc<EngineHost>,
     ledger: Arc<Ledger>,
 }
 
 impl EngineHost {
-    /// What the engine host takes under `limit`, where the HTTP side may take `http_bytes` for all models together.
+    /// Returns the engine host's plan under `limit`. The HTTP side may take `http_bytes` for all models together.
     pub fn planned(http_bytes: u64, limit: &MemoryLimit) -> Plan {
         let entry = |component, bytes, detail: &str| PlanLine { component, bytes, detail: detail.into() };
         let blocks = plimsoll_memory::emergency_reserve::BLOCKS;
@@ -82,7 +82,7 @@ impl EngineHost {
         }
     }
 
-    /// The limit as an engine alone in an engine host of this plan sees it.
+    /// Returns the limit for a single engine in an engine host with this plan.
     pub fn limit_in(plan: &Plan) -> MemoryLimit {
         let bytes = plan.limit.saturating_sub(plan.total());
         let source = format!("{}, less {} that all models share", plan.limit_source, Bytes(plan.total()));
@@ -90,7 +90,7 @@ impl EngineHost {
         MemoryLimit { chosen: false, ..MemoryLimit::of_budget(bytes, source) }
     }
 
-    /// Puts the emergency reserve into the heap's keeping, under a plan that fits and is leased.
+    /// Arms the heap's emergency reserve. The plan fits and is leased.
     pub(crate) fn build(plan: Plan, mut memory_lease: MemoryLease) -> Result<Arc<Self>, StartError> {
         let ledger = Arc::new(Ledger::new());
         plan.enter(&ledger);
@@ -113,12 +113,12 @@ impl EngineHost {
         self.hosted_engines.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The sum of what `of` says of every resident's ledger.
+    /// The sum of `of` over the ledgers of all hosted engines.
     fn sum_of_hosted(&self, of: impl Fn(&Ledger) -> u64) -> u64 {
         self.hosted_engines().here.iter().map(|hosted_engine| of(&hosted_engine.ledger)).sum()
     }
 
-    /// What the engine host itself plans, and the limit.
+    /// The engine host's own plan, with the limit.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -133,13 +133,13 @@ impl EngineHost {
         self.plan.limit.saturating_sub(self.planned_total())
     }
 
-    /// Σ committed bytes of engine host and hosted engines; what is measured in the engine host is measured now.
+    /// Σ committed bytes of engine host and hosted engines; the engine host's memory is measured now.
     pub fn committed_total(&self) -> u64 {
         self.observe();
         self.ledger.committed_total() + self.sum_of_hosted(Ledger::committed_total)
     }
 
-    /// The same with what is mapped and not there yet.
+    /// The same, with mapped memory that is not touched yet.
     pub(crate) fn mapped_total(&self) -> u64 {
         self.observe();
         self.ledger.mapped_total() + self.sum_of_hosted(Ledger::mapped_total)
@@ -163,7 +163,7 @@ impl EngineHost {
         Ok(HostedLease { engine_host: Arc::clone(self), ledger: Arc::clone(ledger) })
     }
 
-    /// Waits until the engine of `ledger` has moved out. False when that takes longer than `within`.
+    /// Waits until the engine of `ledger` has left. False when that takes longer than `within`.
     pub(crate) fn wait_until_gone(&self, ledger: &Arc<Ledger>, within: Duration) -> bool {
         let here = |hosted_engines: &mut HostedEngines| {
             hosted_engines.here.iter().any(|hosted_engine| hosted_engine.is(ledger))
@@ -174,8 +174,7 @@ impl EngineHost {
         !late.timed_out()
     }
 
-    /// Ends all engines and waits until they have moved out, with what they keep on disk written. False when that takes longer than
-    /// `within`.
+    /// Ends all engines and waits until they have left, with their disk caches written. False when that takes longer than `within`.
     pub fn close(&self, within: Duration) -> bool {
         let hosted_engines = self.hosted_engines();
         for engine in hosted_engines.here.iter().flat_map(|hosted_engine| &hosted_engine.engine) {
@@ -187,7 +186,7 @@ impl EngineHost {
         !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out()
     }
 
-    /// Enters what the engine host holds now: the heap that is in no hosted engine's account, and the process's own.
+    /// Enters the bytes that the engine host holds now: heap that is in no hosted engine's account, and the process's own memory.
     fn observe(&self) {
         let owned = [
             Component::Tokenizer,
@@ -217,12 +216,12 @@ impl Drop for EngineHost {
 }
 
 impl HostedLease {
-    /// Where the engine lives.
+    /// The host of the engine.
     pub fn engine_host(&self) -> &Arc<EngineHost> {
         &self.engine_host
     }
 
-    /// The engine stands: its counts are read from here on.
+    /// Registers a built engine: its counts are read from now on.
     pub fn register(&self, engine: &Arc<Shared>) {
         let mut hosted_engines = self.engine_host.hosted_engines();
         let mine = hosted_engines.here.iter_mut().filter(|hosted_engine| hosted_engine.is(&self.ledger));
@@ -242,7 +241,7 @@ impl Drop for HostedLease {
     }
 }
 
-/// Sums over the whole process: those of the engine host where there is one, those of the engine where it is alone.
+/// Sums over the whole process: the engine host's where there is one, otherwise the engine's own.
 pub(crate) struct ProcessSums<'a> {
     pub engine: &'a Shared,
     pub engine_host: Option<&'a EngineHost>,
@@ -259,7 +258,7 @@ impl ProcessSums<'_> {
         self.engine_host.map_or_else(|| self.engine.ledger.committed_total(), EngineHost::committed_total)
     }
 
-    /// Committed bytes, and those that are mapped and not there yet.
+    /// Committed bytes, and mapped bytes that are not touched yet.
     pub fn mapped(&self) -> u64 {
         self.engine_host.map_or_else(|| self.engine.ledger.mapped_total(), EngineHost::mapped_total)
     }

@@ -1,7 +1,7 @@
-//! The ledger for people and programs: one value that `/v1/memory` sends, the log prints on a line and the end of a server prints
-//! whole. All sizes are bytes.
+//! The ledger for people and programs, as one value. `/v1/memory` sends it, the log prints it on a line, and a server that ends prints it
+//! in full. All sizes are bytes.
 //!
-//! What must not be in here: decisions. A report is read, never acted upon.
+//! Decisions must not be in here: a report is read, and never acted upon.
 
 mod components;
 pub(crate) mod counts;
@@ -21,12 +21,12 @@ pub use components::{ComponentRow, DeviceMemory};
 pub(crate) use counts::Counts;
 pub use counts::{DeviceAllocations, Requests, Tokens};
 
-/// Where every byte is, what requests have come to, how far the engine gives way.
+/// The use of every byte, the outcomes of requests, and the degradation level.
 #[derive(Clone, Debug, Serialize)]
 pub struct LedgerReport {
-    /// The most this process may use.
+    /// The memory limit: the most bytes that this process may use.
     pub line_bytes: u64,
-    /// Where the line comes from.
+    /// Where the memory limit comes from.
     pub line_source: String,
     /// Σ planned over all components.
     pub planned_bytes: u64,
@@ -35,42 +35,42 @@ pub struct LedgerReport {
     /// The memory of a GPU that has its own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device: Option<DeviceMemory>,
-    /// Anonymous memory, resident or swapped, that is in no component; negative where components hold less than they say.
+    /// Anonymous memory, resident or swapped, that is in no component. Negative where components hold less than they report.
     pub unaccounted_bytes: i64,
     /// Plan and ledger, row by row.
     pub components: Vec<ComponentRow>,
-    /// The process as the system sees it.
+    /// The process's memory as the system reports it.
     pub process: OwnProcess,
-    /// The heap as its counter sees it.
+    /// The heap as its counters report it.
     pub heap: Heap,
     /// Device allocations.
     pub device_allocations: DeviceAllocations,
-    /// What must be full again at idle.
+    /// The pools, which must be full again at idle.
     pub pools: Pools,
     /// The degradation level.
     pub degradation: Degradation,
-    /// What has become of requests since start.
+    /// The outcomes of requests since start.
     pub requests: Requests,
-    /// Tokens since start, which `/v1/status` tells.
+    /// Tokens since start, for `/v1/status`.
     #[serde(skip)]
     pub tokens: Tokens,
     /// Steps taken since start.
     pub steps: u64,
 }
 
-/// Engines that share a process, and what they share.
+/// Engines that share a process, and the parts that they share.
 pub(crate) struct Whole<'a> {
-    /// Of what they share, under the line of all.
+    /// The plan of the shared parts, under the limit of all engines.
     pub plan: &'a Plan,
-    /// Its ledger.
+    /// The ledger of the shared parts.
     pub ledger: &'a Ledger,
     /// The engines.
     pub engines: &'a [&'a Shared],
-    /// What engines that are gone had counted.
+    /// The counts of engines that have ended.
     pub past: Counts,
-    /// Models on their way in or out.
+    /// Models that are being loaded or unloaded.
     pub moving: &'a [HostedEngine],
-    /// The process, looked at beside their ledgers.
+    /// The process's memory, read beside the ledgers.
     pub process: OwnProcess,
 }
 
@@ -79,34 +79,34 @@ pub(crate) struct Whole<'a> {
 pub struct Heap {
     /// Bytes in use.
     pub in_use_bytes: u64,
-    /// What it has of the process's memory, resident or in swap: not what was reserved and never touched.
+    /// Bytes of it that are resident or in swap. Memory that was reserved and never touched does not count.
     pub resident_bytes: u64,
-    /// Bytes that were freed and that the system's allocator has not given back, with the rests of pages.
+    /// Freed bytes that the system's allocator has not given back, and the unused ends of pages.
     pub kept_bytes: u64,
-    /// The most that were ever in use.
+    /// The most bytes that were ever in use.
     pub peak_bytes: u64,
-    /// Calls that took memory.
+    /// Number of calls that allocated memory.
     pub calls: u64,
 }
 
-/// Everything that is lent out and comes back.
+/// All resources that requests take and return.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Pools {
     /// Pages of the key/value cache.
     pub kv_pages: Pages,
-    /// Pages of sliding-window layers; none where the model has no such layers.
+    /// Pages of sliding-window layers; zeros where the model has no such layers.
     pub kv_window_pages: Pages,
-    /// Slots of recurrent state; none where the model has no such state.
+    /// Slots of recurrent state; zeros where the model has no such state.
     pub state_slots: Pages,
-    /// Pages of encoder outputs; none where the model takes text only.
+    /// Pages of encoder outputs; zeros where the model takes text only.
     pub encoder_outputs: Pages,
     /// Host bytes reserved for media.
     pub media_bytes: Share,
-    /// Places of requests.
+    /// Running and waiting requests, and their limits.
     pub requests: Places,
     /// Host bytes reserved by requests.
     pub host_bytes: Share,
-    /// Bodies and unsent answers, where there is a server.
+    /// Bytes of bodies and unsent answers, where there is a server.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub http_bytes: Option<Share>,
 }
@@ -114,11 +114,11 @@ pub struct Pools {
 /// A pool of pages or slots.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Pages {
-    /// In use, by requests or kept for prefixes.
+    /// Number in use, by requests or cached for prefixes.
     pub used: u64,
-    /// All of them.
+    /// Number in total.
     pub total: u64,
-    /// Kept for prefixes alone; given up as soon as a request needs them.
+    /// Number cached for prefixes alone; evicted as soon as a request needs them.
     pub cached: u64,
 }
 
@@ -131,33 +131,33 @@ pub struct Places {
     pub waiting: u64,
     /// Requests accepted and not yet ended.
     pub in_system: u64,
-    /// Slots.
+    /// The most running requests.
     pub running_max: u64,
-    /// Places in the queue.
+    /// The most waiting requests.
     pub waiting_max: u64,
 }
 
-/// A part of a budget.
+/// The used part of a budget.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Share {
-    /// Taken.
+    /// Bytes taken.
     pub used: u64,
-    /// There are.
+    /// Bytes of the budget.
     pub total: u64,
 }
 
-/// The degradation level, and how often each was entered.
+/// The degradation level, and how often each level was entered.
 #[derive(Clone, Debug, Serialize)]
 pub struct Degradation {
     /// The current level.
     pub level: &'static str,
     /// Every level, from the cheapest to the dearest.
     pub entered: Vec<LevelCount>,
-    /// What the machine looked like last: why it stands there.
+    /// The governor's last reading, which explains the level.
     pub reading: MemoryReading,
-    /// How often a refused allocation has cost a block of the emergency reserve.
+    /// Number of refused allocations that have used a block of the emergency reserve.
     pub reserve_blocks_released: u64,
-    /// Slices that are not back yet; nothing is admitted meanwhile.
+    /// Blocks that are not restored yet; no request is admitted meanwhile.
     pub reserve_blocks_missing: u64,
 }
 
@@ -170,12 +170,12 @@ pub struct LevelCount {
     pub times: u64,
 }
 
-/// The process is looked at between two looks at the ledger, and so often until these agree to so many bytes: a thread may take or free a
-/// body of megabytes while another is kept from the processor between its looks.
+/// The most readings of the process, each between two readings of the ledger, until these agree within [`STILL_BYTES`]. Without repetition
+/// a thread could allocate or free a body of megabytes between the two readings.
 const LOOKS: usize = 16;
 const STILL_BYTES: u64 = 64 << 10;
 
-/// The process, and what `committed` says of it at that moment, as far as a few looks can tell.
+/// Reads the process's memory, and `committed` at the same moment, as far as a few readings can ensure this.
 pub(crate) fn looked_at(committed: impl Fn() -> u64) -> (OwnProcess, u64) {
     let mut before = committed();
     for _ in 1..LOOKS {
@@ -200,7 +200,7 @@ impl LedgerReport {
         Self { unaccounted_bytes, ..Self::rows_of(shared, process, Heap::now()) }
     }
 
-    /// The same of rows that are fresh, but for what is unaccounted, which is the process's.
+    /// The same from rows that are up to date, without the unaccounted bytes, which belong to the process.
     fn rows_of(shared: &Shared, process: OwnProcess, heap: Heap) -> Self {
         let (plan, ledger) = (&shared.plan, &shared.ledger);
         let committed_bytes = ledger.committed_total();
@@ -224,7 +224,7 @@ impl LedgerReport {
         }
     }
 
-    /// Several engines and what they share, as one.
+    /// Reports several engines and their shared parts as one.
     pub(crate) fn whole(whole: &Whole<'_>) -> Self {
         let Whole { plan, ledger, engines, moving, past, process } = *whole;
         let heap = Heap::now();
@@ -259,7 +259,7 @@ impl LedgerReport {
         report
     }
 
-    /// Adds what a model plans and holds already, or still.
+    /// Adds the planned and held bytes of a model that is being loaded or unloaded.
     fn add_moving(&mut self, ledger: &Ledger) {
         for (row, more) in self.components.iter_mut().zip(ledger.rows()) {
             row.planned_bytes += more.planned;
@@ -270,7 +270,7 @@ impl LedgerReport {
         }
     }
 
-    /// Adds what another engine of the same process holds; [`Self::count`] knows what it has counted.
+    /// Adds the bytes of another engine of the same process; [`Self::count`] enters its counts.
     fn add(&mut self, other: &Self) {
         self.planned_bytes += other.planned_bytes;
         self.committed_bytes += other.committed_bytes;
@@ -278,7 +278,7 @@ impl LedgerReport {
             row.planned_bytes += more.planned_bytes;
             row.committed_bytes += more.committed_bytes;
             row.peak_bytes += more.peak_bytes;
-            // Of one alone it can be said how it comes about.
+            // A detail explains the bytes of one engine only.
             row.detail = match (row.detail.is_empty(), more.detail.is_empty()) {
                 (true, _) => more.detail.clone(),
                 (false, true) => std::mem::take(&mut row.detail),
@@ -289,7 +289,7 @@ impl LedgerReport {
         self.degradation.add(&other.degradation);
     }
 
-    /// Enters what all engines together have counted.
+    /// Enters the counts of all engines together.
     fn count(&mut self, counts: &Counts) {
         (self.requests, self.tokens, self.steps) = (counts.requests, counts.tokens, counts.steps);
         self.device_allocations = counts.allocations;
@@ -389,7 +389,7 @@ impl Default for Degradation {
 }
 
 impl Degradation {
-    /// The higher level counts.
+    /// Keeps the higher of two levels.
     fn add(&mut self, other: &Self) {
         let height = |name: &str| DegradationLevel::ALL.iter().position(|level| level.name() == name);
         if height(other.level) >= height(self.level) {

@@ -1,9 +1,10 @@
-//! The keeper of the emergency reserve: brings back what refused allocations have cost, as soon as there is room, and says what happened.
+//! The keeper of the emergency reserve: it restores the blocks that refused allocations have used, as soon as there is room, and logs the
+//! loss.
 //!
-//! It runs on the watching thread, which the heap wakes when a slice was given up. Where several engines share an emergency reserve,
-//! each has a keeper and all are woken. Until the reserve is whole again no request is admitted (`handle.rs`): the slices that are left
-//! serve what runs. What an engine gave up on purpose stays given up until that engine's degradation level falls
-//! ([`heap::GivenUp`]), whatever the others' levels are.
+//! It runs on the watching thread, which the heap wakes when a block was given up. Where several engines share an emergency reserve, each
+//! has a keeper and all are woken. Until the reserve is whole again no request is admitted (`handle.rs`); the blocks that are left serve
+//! running requests. A reserve that an engine gave up on purpose is not restored until that engine's degradation level falls
+//! ([`heap::GivenUp`]), whatever the other engines' levels are.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -14,26 +15,26 @@ use plimsoll_memory::heap;
 use crate::api::degradation::DegradationLevel;
 use crate::shared::Shared;
 
-/// Between two attempts to bring a slice back.
+/// The time between two attempts to restore a block.
 pub(crate) const RETRY: Duration = Duration::from_millis(50);
 
-/// Slices that refused allocations have cost and that a keeper has counted. The heap is the process's: where several engines keep the
-/// emergency reserve, one of them counts what is lost.
+/// Blocks that refused allocations have used and that a keeper has counted. The heap belongs to the process: where several engines keep the
+/// emergency reserve, one of them counts each loss.
 static COUNTED: OnceLock<AtomicU64> = OnceLock::new();
 
-/// One engine's.
+/// The keeper of one engine.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     counted: &'static AtomicU64,
 }
 
 impl Keeper {
-    /// From here on it says what is lost.
+    /// Returns a keeper that counts losses from now on.
     pub fn new() -> Self {
         Self { counted: COUNTED.get_or_init(|| heap::blocks_released().into()) }
     }
 
-    /// Counts what was given up, and brings back what there is `room` for.
+    /// Counts blocks that were given up, and restores those for which there is `room`.
     pub fn look(&self, shared: &Shared, room: impl Fn() -> u64) {
         let released = heap::blocks_released();
         let refused = released.saturating_sub(self.counted.fetch_max(released, Relaxed));
@@ -47,7 +48,8 @@ impl Keeper {
             );
             shared.metrics.reserve_releases.inc_by(refused);
         }
-        // An engine that preempts its own has no room for it. What the last level gave up on purpose the heap does not take back.
+        // An engine that preempts its requests has no room for the reserve. The heap does not restore a reserve that the last level gave up
+        // on purpose.
         if heap::reserve_blocks_missing() == 0 || shared.monitor.gauge.level() >= DegradationLevel::Preempt {
             return;
         }

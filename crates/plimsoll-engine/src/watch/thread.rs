@@ -1,7 +1,7 @@
-//! The watching thread: looks at the machine twice a second for the governor, trims the heap when asked, watches the engine's progress,
-//! keeps the emergency reserve, writes the ledger to the log. It ends with the engine.
+//! The watching thread. Twice a second it reads the machine's state for the governor. It trims the heap when asked, watches the engine's
+//! progress, restores the emergency reserve, and writes the ledger to the log. It ends with the engine.
 //!
-//! What must not be in here: decisions about requests; the engine thread makes them.
+//! Decisions about requests must not be in here; the engine thread makes them.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,33 +17,33 @@ use crate::watch::host::{EngineHost, ProcessSums};
 use crate::watch::ledger_report::LedgerReport;
 use crate::watch::reserve::{Keeper, RETRY};
 
-/// Between two readings.
+/// The time between two readings.
 const INTERVAL: Duration = Duration::from_millis(500);
-/// The heap may keep this much of what was freed before it is told to hand it back.
+/// The most freed bytes that the heap may keep before it is trimmed.
 const KEPT_BYTES: u64 = 1 << 20;
-/// Readings between two such orders: five seconds.
+/// Readings between two such trims: five seconds.
 const TRIM_READINGS: u32 = 10;
 
-/// What the thread remembers from one look to the next.
+/// The thread's state between two readings.
 struct Watcher {
     root: Root,
     limits: HostLimits,
-    /// Limits have been used since they were read.
+    /// Whether the limits have been used since they were read.
     used: bool,
-    /// Readings since what the heap keeps was last looked at.
+    /// Readings since the heap's kept bytes were last checked.
     since_trim: u32,
-    /// Steps at the last line in the log; one is written about every `log_every` steps, none for 0.
+    /// Steps at the last line in the log. A line is written about every `log_every` steps, none for 0.
     logged: u64,
     log_every: u64,
     keeper: Keeper,
-    /// Where the engine lives with others. The host outlives the engine thread, which holds a place in it.
+    /// The engine host, where several engines share one limit. The host outlives the engine thread, which has an entry in it.
     engine_host: Option<Weak<EngineHost>>,
 }
 
 /// Starts the thread.
 ///
-/// Limits are read anew every time: a cgroup's may be moved while the server runs. What the heap keeps of freed memory is handed
-/// back when it becomes much.
+/// Limits are read again every time, because a cgroup's limit can change while the server runs. Freed memory that the heap keeps is given
+/// back when it exceeds [`KEPT_BYTES`].
 pub(crate) fn watch(
     shared: &Arc<Shared>,
     engine_host: Option<&Arc<EngineHost>>,
@@ -70,7 +70,7 @@ pub(crate) fn watch(
             }
             guarded(&shared, || watcher.keep_reserve(&shared));
             drop(shared);
-            // Woken early when the emergency reserve has paid for something.
+            // The thread is woken early when a refused allocation has used the emergency reserve.
             let rest = due.saturating_duration_since(Instant::now());
             std::thread::park_timeout(if heap::reserve_blocks_missing() > 0 { rest.min(RETRY) } else { rest });
         }
@@ -82,7 +82,7 @@ impl Watcher {
     fn look(&mut self, shared: &Shared, epoch: Instant) {
         shared.monitor.watchdog.look(epoch.elapsed(), &shared.status, &shared.metrics);
         shared.observe_accounts();
-        // The first time they have just been read.
+        // On the first call the limits have just been read.
         if std::mem::replace(&mut self.used, true) {
             self.limits = self.limits.again(&self.root);
         }
@@ -90,7 +90,7 @@ impl Watcher {
         let engine_host = self.engine_host.as_ref().and_then(Weak::upgrade);
         let sums = ProcessSums { engine: shared, engine_host: engine_host.as_deref() };
         shared.monitor.gauge.set(reading(&sums, &self.limits, &now));
-        // To look costs as much as all the rest: not every time.
+        // This check costs as much as all the rest, so it is not made every time.
         self.since_trim = (self.since_trim + 1) % TRIM_READINGS;
         let much = self.since_trim == 0 && heap::kept(&Touched::read(&Root::system())) > KEPT_BYTES;
         if shared.monitor.trim.swap(false, Relaxed) || much {
@@ -119,11 +119,11 @@ fn guarded(shared: &Shared, look: impl FnOnce()) {
     }
 }
 
-/// What the governor is told.
+/// Returns the governor's reading.
 fn reading(sums: &ProcessSums<'_>, limits: &HostLimits, now: &HostNow) -> MemoryReading {
     let planned = sums.planned();
     let psi = now.psi.as_ref();
-    // A limit of address space counts what is mapped before it is touched: that is not to come any more.
+    // A limit of address space counts memory when it is mapped, before it is touched. So mapped memory is not still to come.
     let mapped = match limits.binding().remedy {
         Remedy::AddressSpace | Remedy::Data => sums.mapped(),
         _ => 0,
@@ -132,7 +132,7 @@ fn reading(sums: &ProcessSums<'_>, limits: &HostLimits, now: &HostNow) -> Memory
         available: now.available,
         untouched: planned.saturating_sub(now.own.leak_gauge().max(mapped)),
         above_plan: limits.effective.min(sums.limit()).saturating_sub(planned),
-        // The machine's stalls are about the machine's room, whatever a cgroup allows of it.
+        // The machine's stalls depend on the machine's free memory, whatever a cgroup allows.
         stall_room: match psi.map(|psi| psi.scope) {
             Some(PsiScope::Host) => now.machine_available.unwrap_or(now.available),
             _ => now.available,

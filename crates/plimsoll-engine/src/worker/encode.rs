@@ -24,7 +24,7 @@ use crate::runner::Runner;
 struct Job {
     /// Index of its sequence among the running ones.
     seq: usize,
-    /// Which of its media.
+    /// Index of the item among the sequence's media.
     item: usize,
 }
 

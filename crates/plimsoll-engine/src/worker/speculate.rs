@@ -63,8 +63,8 @@ fn can_draft(seq: &mut Seq<RequestState>) -> bool {
 }
 
 impl<R: Runner> Worker<R> {
-    /// Prompt lookup: after a step, drafts the tokens that followed an earlier occurrence of the last ones, or that stand where a text
-    /// is being repeated.
+    /// Prompt lookup: after a step, drafts the tokens that followed an earlier occurrence of the last tokens, or the tokens at the place
+    /// that the text repeats.
     pub(super) fn look_up(&mut self, speculation: SpeculationPlan) {
         if !speculation.draft {
             return;

@@ -1,10 +1,10 @@
-//! `--memory-budget`: a size or a share, and how it is written back. What the budget is compared with is not decided here.
+//! `--memory-budget`: a size or a share, and its text form. Other modules compare it with the limits.
 
 use crate::bytes::{Bytes, BytesError, decimal};
 use std::fmt;
 use std::str::FromStr;
 
-/// A budget as given on the command line: a number of bytes, or a share of what the machine would allow.
+/// A budget as given on the command line: a number of bytes, or a share of the memory that the machine allows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryBudget {
     /// A fixed number of bytes.
@@ -13,7 +13,7 @@ pub enum MemoryBudget {
     Share(u32),
 }
 
-/// Why a budget could not be read.
+/// The reason why a budget could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BudgetError {
     /// The text is not a number followed by a known unit.
@@ -31,7 +31,7 @@ pub enum BudgetError {
 }
 
 impl MemoryBudget {
-    /// The budget in bytes, where a share is taken of `of` bytes and rounded down.
+    /// Returns the budget in bytes. A share is taken of `of` bytes and rounded down.
     #[must_use]
     pub fn bytes(self, of: u64) -> u64 {
         match self {
@@ -76,7 +76,7 @@ impl fmt::Display for MemoryBudget {
     }
 }
 
-/// A number of bytes as messages that ask for action show it, readable and exact: `3.2 GiB (3489660928 bytes)`.
+/// A number of bytes for messages that ask for action, readable and exact: `3.2 GiB (3489660928 bytes)`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ExactBytes(pub(crate) u64);
 

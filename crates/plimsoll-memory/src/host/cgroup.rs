@@ -1,14 +1,13 @@
-//! Finding this process's cgroups, version 1, 2 or both, and what each level of the tree allows and uses.
+//! Finds this process's cgroups, version 1, 2 or both, with the limits and usage of each level of the tree.
 //!
-//! Reclaimable file cache does not count as usage: active and inactive file pages, less those that are dirty or being
-//! written, because the kernel frees clean pages at once but must wait for a disk before it can free the others.
-//! Reclaimable slab is left counted: the kernel gives it back late and only in part.
-//! Whether a level binds, and what peers use, is worked out by the callers.
+//! Reclaimable file cache does not count as usage: active and inactive file pages, less dirty pages and pages being written. The kernel
+//! frees clean pages at once but must wait for a disk before it can free the others. Reclaimable slab counts as usage: the kernel gives it
+//! back late and only in part. The callers decide whether a level binds, and what peers use.
 
 use super::{Root, keyed, read_text};
 use std::path::{Component, Path, PathBuf};
 
-/// Which of the two cgroup interfaces a hierarchy speaks.
+/// The cgroup interface of a hierarchy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CgroupVersion {
@@ -22,14 +21,14 @@ pub enum CgroupVersion {
 #[derive(Debug, Clone)]
 pub(super) struct Hierarchy {
     pub(super) version: CgroupVersion,
-    /// Where it is mounted: the topmost level that can be seen.
+    /// The mount point: the topmost level that can be seen.
     pub(super) mount: PathBuf,
-    /// The directory of this process's cgroup, the mount itself if the named one is not visible.
+    /// The directory of this process's cgroup; the mount point if that directory is not visible.
     pub(super) leaf: PathBuf,
 }
 
 impl Hierarchy {
-    /// Deeper trees than this do not exist; a loop of symbolic links must not keep us here.
+    /// No real tree is deeper; the bound ends a loop of symbolic links.
     const DEPTH_MAX: usize = 64;
 
     /// The directories from this process's cgroup up to the mount, both included.
@@ -38,7 +37,7 @@ impl Hierarchy {
         upwards.take_while(|dir| dir.starts_with(&self.mount)).map(Path::to_path_buf).collect()
     }
 
-    /// How messages name a level: its path below the mount.
+    /// The name of a level in messages: its path below the mount.
     pub(super) fn label(&self, level: &Path) -> String {
         format!("/{}", level.strip_prefix(&self.mount).unwrap_or(Path::new("")).display())
     }
@@ -77,8 +76,8 @@ impl Mounts {
         Self { mounts, memberships: text.lines().filter_map(parse_membership).collect() }
     }
 
-    /// Every hierarchy that may carry `controller` for this process: version 1's own and the unified one. In a hybrid
-    /// setup both are returned, and the one without the controller simply has no files.
+    /// Every hierarchy that can have `controller` for this process: version 1's own, and the unified one. In a hybrid setup both are
+    /// returned, and the one without the controller has no files.
     pub(super) fn hierarchies(&self, controller: &str) -> Vec<Hierarchy> {
         let carries = |version: CgroupVersion, controllers: &[String]| {
             version == CgroupVersion::V2 || controllers.iter().any(|c| c == controller)
@@ -105,7 +104,7 @@ impl Mounts {
     }
 }
 
-/// `path` relative to `top`; `None` if it lies outside, as it does across cgroup namespaces (`/../other`).
+/// `path` relative to `top`. `None` if it lies outside, as can happen across cgroup namespaces (`/../other`).
 fn below(top: &str, path: &str) -> Option<PathBuf> {
     let rest = Path::new(path).strip_prefix(Path::new(top)).ok()?;
     rest.components().all(|c| matches!(c, Component::Normal(_))).then(|| rest.to_path_buf())
@@ -126,7 +125,7 @@ fn parse_mount(root: &Root, line: &str) -> Option<Mount> {
     Some(Mount { version, top, dir: root.join(&dir), controllers })
 }
 
-/// Undoes the kernel's `\040` for a space and its like.
+/// Replaces the kernel's octal escapes, such as `\040` for a space.
 fn unescape(word: &str) -> String {
     let mut bytes = Vec::with_capacity(word.len());
     let mut rest = word.as_bytes();
@@ -176,7 +175,7 @@ fn parse_membership(line: &str) -> Option<Membership> {
     Some(Membership { version, controllers, path: path.to_owned() })
 }
 
-/// The limits named by one level, with the file each came from. Soft goals (`memory.low`, `soft_limit`) are no limits.
+/// The limits of one level, with the file each came from. Soft goals (`memory.low`, `soft_limit`) are no limits.
 pub(super) fn level_limits(version: CgroupVersion, dir: &Path) -> Vec<(&'static str, u64)> {
     let file = |name: &'static str| Some((name, number(&read_text(&dir.join(name))?)?));
     match version {
@@ -198,7 +197,7 @@ fn number(text: &str) -> Option<u64> {
     text.trim().parse().ok().filter(|&bytes| bytes < V1_UNLIMITED)
 }
 
-/// Swap that this level lets its members use, if it says so.
+/// The most swap that this level allows its members; `None` if it has no such limit.
 pub(super) fn level_swap(version: CgroupVersion, dir: &Path) -> Option<u64> {
     match version {
         CgroupVersion::V2 => number(&read_text(&dir.join("memory.swap.max"))?),
@@ -210,12 +209,12 @@ pub(super) fn level_swap(version: CgroupVersion, dir: &Path) -> Option<u64> {
     }
 }
 
-/// What has happened to a cgroup because its memory was full.
+/// Counts of the kernel's actions on a cgroup whose memory was full.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize)]
 pub struct CgroupEvents {
     /// Processes in it that the kernel has killed.
     pub oom_kills: u64,
-    /// How often its limit stood in the way of an allocation; the kernel may then have found something to reclaim.
+    /// Number of allocations that reached its limit; the kernel may then have found memory to reclaim.
     pub limit_hits: u64,
 }
 
@@ -234,7 +233,7 @@ pub(super) fn level_events(version: CgroupVersion, dir: &Path) -> Option<CgroupE
     Some(CgroupEvents { oom_kills: kills.unwrap_or(0), limit_hits: hits.unwrap_or(0) })
 }
 
-/// Bytes this level uses that could not be had back at once, or `None` if it does not count memory.
+/// Bytes of this level that could not be reclaimed at once, or `None` if it does not count memory.
 pub(super) fn level_usage(version: CgroupVersion, dir: &Path) -> Option<u64> {
     let (usage_file, prefix, dirty, writeback) = match version {
         CgroupVersion::V2 => ("memory.current", "", "file_dirty", "file_writeback"),

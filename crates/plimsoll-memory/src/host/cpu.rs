@@ -1,6 +1,6 @@
-//! How many cores this process may keep busy: affinity (which includes cpusets) and the cgroup's CPU quota.
+//! The cores that this process may keep busy: affinity (which includes cpusets) and the cgroup's CPU quota.
 //!
-//! More threads than this do not compute faster; under a quota they are all stopped together.
+//! More threads than this compute no faster; under a quota the kernel stops all of them together.
 
 use super::cgroup::{CgroupVersion, Hierarchy, Mounts};
 use super::{Root, read_text};
@@ -12,7 +12,7 @@ pub struct Cpus {
     pub allowed: u64,
     /// The tightest quota up the cgroup tree in thousandths of a core, if there is one.
     pub quota_millicores: Option<u64>,
-    /// Cores worth a compute thread each: the lesser of both, the quota rounded down, at least one.
+    /// Cores that each justify a compute thread: the lesser of both, the quota rounded down, at least one.
     pub usable: u64,
 }
 
@@ -30,7 +30,7 @@ impl Cpus {
     }
 }
 
-/// Counts `0-3,8`; `None` if that is not such a list. Nothing is expanded, so an absurd range costs nothing.
+/// Counts the cores in a list such as `0-3,8`; `None` if it is no such list. It expands no range, so a huge range costs nothing.
 fn count_list(list: &str) -> Option<u64> {
     let mut count = 0u64;
     for part in list.trim().split(',') {
@@ -53,7 +53,7 @@ fn tightest_quota(hierarchy: &Hierarchy) -> Option<u64> {
                 (read_text(&dir.join("cpu.cfs_quota_us"))?, read_text(&dir.join("cpu.cfs_period_us"))?)
             }
         };
-        // "max" and -1 do not parse, which is exactly "no quota".
+        // "max" and -1 do not parse, so they give no quota.
         let (quota, period) = (quota.trim().parse::<u64>().ok()?, period.trim().parse::<u64>().ok()?);
         quota.checked_mul(1000)?.checked_div(period)
     };

@@ -1,7 +1,7 @@
-//! A private directory that only this user can have written to: the ground leases stand on.
+//! A private directory that only this user can have written to; leases are kept in it.
 //!
-//! Everything goes through one directory handle and never follows a symbolic link, because its parent may be a
-//! directory that every user writes to. What the files mean is not known here.
+//! All access goes through one directory handle and never follows a symbolic link: other users can have write access to the parent
+//! directory. The meaning of the files is not known here.
 
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, RawMode};
 use rustix::io::Errno;
@@ -17,18 +17,18 @@ pub(super) struct PrivateDir {
     path: PathBuf,
 }
 
-/// Why a directory cannot be trusted.
+/// The reason why a directory cannot be trusted.
 #[derive(Debug, thiserror::Error)]
 pub enum DirError {
-    /// It could not be created or opened; a symbolic link in its place ends here too.
+    /// It could not be created or opened; a symbolic link in its place gives this error too.
     #[error("cannot open {path} as a directory of its own (a symbolic link is not followed): {source}")]
     Open {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
-    /// It belongs to someone else.
+    /// It belongs to another user.
     #[error("{path} belongs to user {owner}, not to user {user}: refusing to use it")]
     Owner {
         /// The directory.
@@ -76,7 +76,7 @@ impl PrivateDir {
 
     /// Opens a file for reading and writing. `create` also makes it, with mode 0600.
     pub(super) fn file(&self, name: &str, create: bool) -> io::Result<File> {
-        // NONBLOCK: a pipe under this name must not hold us up. It means nothing for a regular file.
+        // NONBLOCK: a pipe under this name must not block the open. The flag has no effect on a regular file.
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         let flags = if create { flags | OFlags::CREATE } else { flags };
         let file = File::from(rustix::fs::openat(&self.fd, name, flags, Mode::RUSR | Mode::WUSR)?);
@@ -86,7 +86,7 @@ impl PrivateDir {
         Ok(file)
     }
 
-    /// Whether an open file is still the one under `name`: it may be removed while a process waits for its lock.
+    /// Whether an open file is still the one under `name`: it can be removed while a process waits for its lock.
     pub(super) fn has(&self, name: &str, file: &File) -> io::Result<bool> {
         let open = rustix::fs::fstat(file)?;
         match rustix::fs::statat(&self.fd, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -96,7 +96,7 @@ impl PrivateDir {
         }
     }
 
-    /// The names in it, at most `max`.
+    /// The names in the directory; an error if there are more than `max`.
     pub(super) fn names(&self, max: usize) -> io::Result<Vec<String>> {
         let mut names = Vec::new();
         for entry in Dir::read_from(&self.fd)? {
@@ -108,7 +108,7 @@ impl PrivateDir {
         Ok(names)
     }
 
-    /// Removes a file; one that is already gone is as good.
+    /// Removes a file; a file that is already gone is no error.
     pub(super) fn remove(&self, name: &str) -> io::Result<()> {
         match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),

@@ -1,6 +1,6 @@
-//! Whether the kernel lets memory be reserved before it is used: `vm.overcommit_memory` and what is left of its limit.
+//! Whether the kernel lets memory be reserved before it is used: `vm.overcommit_memory`, and the rest of its limit.
 //!
-//! A plan reserves its pools when a server starts. Under strict accounting that counts at once, whether or not a byte is touched.
+//! A plan reserves its pools when a server starts. Under strict accounting a reservation counts at once, whether or not a byte is touched.
 
 use super::{Root, kib_field};
 
@@ -16,7 +16,7 @@ pub struct Overcommit {
 }
 
 impl Overcommit {
-    /// Reads the setting; where there is none, nothing is strict.
+    /// Reads the setting; where there is none, `strict` is false.
     #[must_use]
     pub fn read(root: &Root) -> Self {
         let mode = root.text("/proc/sys/vm/overcommit_memory").unwrap_or_default();

@@ -1,12 +1,12 @@
-//! Leases: several Plimsoll processes of one user agree on how much each may plan, before any of them allocates.
+//! Leases: several Plimsoll processes of one user agree on how many bytes each may plan, before any of them allocates.
 //!
-//! Measuring what others use is not enough when two servers start at once: both measure an empty machine. So each
-//! writes down what it *plans* in a private directory, under a lock, and the next one counts plans rather than usage. A
-//! lease lives exactly as long as its process holds the lock on its file. The kernel drops that lock when the process
-//! ends, however it ends. So no stale lease stays in force, and a reused process id does not matter.
+//! Measuring other processes' use is not enough when two servers start at once: both measure an empty machine. So each server writes its
+//! *plan* into a private directory, under a lock, and the next server counts plans rather than usage. A lease lives exactly as long as its
+//! process holds the lock on its file. The kernel drops that lock when the process ends, however it ends. So no stale lease stays in force,
+//! and a reused process id does not matter.
 //!
-//! Not covered, because nothing shared can be trusted there: other users, and containers that do not share the
-//! directory. Their memory is still seen once it is used, as `used_by_others`.
+//! Other users are not covered, nor are containers that do not share the directory: they share nothing that can be trusted. Their memory
+//! counts once it is used, as `used_by_others`.
 
 use super::Room;
 use super::dir::{self, PrivateDir};
@@ -18,22 +18,22 @@ use std::time::{Duration, Instant};
 pub use super::dir::DirError;
 pub use super::share::{Holder, Refusal, decide};
 
-/// How long to wait for another process that is reading or writing leases; they hold the lock for milliseconds.
+/// The longest wait for another process that reads or writes leases; such a process holds the lock for milliseconds.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 const FILE_BYTES_MAX: u64 = 16 << 10;
 const FILES_MAX: usize = 4096;
 const LOCK_NAME: &str = "lock";
 
-/// What can go wrong with the lease directory. A refusal is not an error: see [`Answer`].
+/// Errors of the lease directory. A refusal is not an error: see [`Answer`].
 #[derive(Debug, thiserror::Error)]
 pub enum LeaseError {
     /// The directory is not safe to use.
     #[error(transparent)]
     Dir(#[from] DirError),
-    /// Another process holds the directory's lock and does not let go, for instance because it is stopped.
+    /// Another process holds the directory's lock and does not release it, for instance because it is stopped.
     #[error("another process has held the lease lock in {0} for {wait} seconds", wait = LOCK_WAIT.as_secs())]
     Busy(PathBuf),
-    /// A living process holds a lease that cannot be read, so that its plan is unknown.
+    /// A living process holds a lease that cannot be read, so its plan is unknown.
     #[error("{path} belongs to a running process but is not a lease this version can read")]
     Unreadable {
         /// The file.
@@ -44,7 +44,7 @@ pub enum LeaseError {
     Io {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -54,24 +54,24 @@ pub enum LeaseError {
 pub enum Answer {
     /// The lease; it is given back when dropped.
     Granted(Lease),
-    /// Too little is left.
+    /// Too few bytes are left.
     Refused(Refusal),
 }
 
-/// The directory in which this user's Plimsolls leave their leases.
+/// The directory of all leases of this user's Plimsolls.
 #[derive(Debug)]
 pub struct LeaseDir {
     dir: PrivateDir,
 }
 
 impl LeaseDir {
-    /// The directory all of this user's processes agree on: the user's run-time directory, else one in `/tmp`.
+    /// Opens the directory that all of this user's processes share: in the user's run-time directory, else in `/tmp`.
     ///
     /// # Errors
-    /// [`LeaseError::Dir`] if what is there belongs to someone else or is open to others.
+    /// [`LeaseError::Dir`] if that directory belongs to another user or is open to others.
     pub fn of_user() -> Result<Self, LeaseError> {
         let user = rustix::process::geteuid().as_raw();
-        // A service and a login shell may differ in the variable; the usual place makes them meet all the same.
+        // The variable can differ between a service and a login shell; the usual place is the same for both.
         let named = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|p| p.is_absolute());
         let usual = PathBuf::from(format!("/run/user/{user}"));
         for base in named.into_iter().chain([usual]).filter(|base| base.is_dir()) {
@@ -85,12 +85,12 @@ impl LeaseDir {
     /// A given directory, created with mode 0700 if it does not exist.
     ///
     /// # Errors
-    /// [`LeaseError::Dir`] if it is a symbolic link, belongs to someone else or is open to others.
+    /// [`LeaseError::Dir`] if it is a symbolic link, belongs to another user or is open to others.
     pub fn at(path: &Path) -> Result<Self, LeaseError> {
         Ok(Self { dir: PrivateDir::open(path)? })
     }
 
-    /// Asks for up to `want` bytes and at least `min`, for all memory of this process, in every domain it lives in.
+    /// Asks for at least `min` and up to `want` bytes, for all memory of this process, in each of its domains.
     ///
     /// `measure` returns the rooms (see [`super::HostNow::rooms`]). It is called with the directory locked, so no lease
     /// is granted between the measurement and the decision. A process with several leases counts the memory that it
@@ -121,7 +121,7 @@ impl LeaseDir {
     /// The living leases. Files of dead processes are removed on the way.
     ///
     /// # Errors
-    /// [`LeaseError`] if the directory cannot be read or a living lease makes no sense.
+    /// [`LeaseError`] if the directory cannot be read, or a living lease cannot be parsed.
     pub fn list(&self) -> Result<Vec<Holder>, LeaseError> {
         let _guard = self.lock()?;
         self.holders()
@@ -131,7 +131,7 @@ impl LeaseDir {
     fn lock(&self) -> Result<File, LeaseError> {
         let deadline = Instant::now() + LOCK_WAIT;
         loop {
-            // Opened each time: a clean-up of temporary files may have removed it.
+            // Opened each time: a clean-up of temporary files may have removed the lock file.
             let file = self.dir.file(LOCK_NAME, true).map_err(|e| self.io(e))?;
             if let Some(file) = self.locked(LOCK_NAME, file).map_err(|e| self.io(e))? {
                 return Ok(file);
@@ -147,7 +147,7 @@ impl LeaseDir {
     /// removed.
     fn locked(&self, name: &str, file: File) -> io::Result<Option<File>> {
         match file.try_lock() {
-            // A lease's holder removes it and lets go without the directory's lock.
+            // A lease's holder removes its file and drops the lock without holding the directory's lock.
             Ok(()) => Ok(self.dir.has(name, &file)?.then_some(file)),
             Err(TryLockError::WouldBlock) => Ok(None),
             Err(TryLockError::Error(error)) => Err(error),
@@ -161,7 +161,7 @@ impl LeaseDir {
             if !name.ends_with(".lease") {
                 continue;
             }
-            // Someone may put a link or a pipe here, but only this user; it holds no lease and is left alone.
+            // A link or a pipe can be here, but only this user can have put it here. It is no lease and stays as it is.
             let Ok(mut file) = self.dir.file(&name, false) else {
                 continue;
             };
@@ -210,8 +210,8 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Asks for part of one limit that every process names alike, when nothing is measured: the sum of all such
-    /// leases never exceeds `total_limit`.
+    /// Asks for part of one limit that every process calls by the same name, without measuring. The sum of all such leases never exceeds
+    /// `total_limit`.
     ///
     /// # Errors
     /// As [`LeaseDir::acquire`].
@@ -226,22 +226,22 @@ impl Lease {
         self.mine.planned
     }
 
-    /// The leases of others at the time this one was granted.
+    /// The other processes' leases at the time this one was granted.
     #[must_use]
     pub fn others(&self) -> &[Holder] {
         &self.others
     }
 
-    /// Tells the other processes how much of the lease is really in use. Call it after memory was touched and before it
-    /// is given back, so that no process ever sees less than the truth.
+    /// Tells the other processes how many bytes of the lease are in use. Call it after memory was touched and before it is given back, so
+    /// that other processes never see too little.
     ///
     /// # Errors
-    /// [`LeaseError`] if the file cannot be written; what stood there stays in force here.
+    /// [`LeaseError`] if the file cannot be written; the previous number stays in force here.
     pub fn set_committed(&mut self, committed: u64) -> Result<(), LeaseError> {
         self.update(Holder { committed, ..self.mine.clone() })
     }
 
-    /// Gives back what sizing did not need. A lease never grows: `planned` above [`Lease::bytes`] changes nothing.
+    /// Gives the bytes back that sizing did not need. A lease never grows: `planned` above [`Lease::bytes`] changes nothing.
     ///
     /// # Errors
     /// [`LeaseError`] if the file cannot be written.
@@ -260,13 +260,13 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // If this fails the kernel still drops the lock with the file, and the next reader removes it.
+        // If this fails, the kernel still drops the lock with the file, and the next reader removes the file.
         let _ = self.dir.dir.remove(&self.name);
     }
 }
 
-/// When a process started, in clock ticks since boot: field 22 of its `stat`, counted after the name, which may
-/// contain anything.
+/// Returns the start time of a process in clock ticks since boot. It is field 22 of `stat`, counted after the name, which can contain any
+/// character.
 fn start_ticks(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()
@@ -285,7 +285,7 @@ mod tests {
             Answer::Refused(refusal) => panic!("{refusal}"),
         };
         let first = granted(LeaseDir::at(&path).unwrap());
-        // As far as a claim has come when the first one goes.
+        // The state of a claim at the time the first lease is dropped.
         let opened = || dir.dir.file(&first.name, true).unwrap();
         assert!(dir.locked(&first.name, opened()).unwrap().is_none(), "it is held");
         let (name, opened) = (first.name.clone(), opened());

@@ -1,6 +1,6 @@
 //! [`HostLimits`]: every memory limit that applies to this process, and the least of them.
 //!
-//! Swap is reported but never counted: a server that plans on swap has planned to stand still.
+//! Swap is reported but never counted: a server that plans on swap would stall.
 
 use super::cgroup::{self, CgroupEvents, CgroupVersion, Hierarchy, Mounts};
 use super::{Cpus, HostError, MemInfo, MemoryBudget, Rlimits, Root, Space, touched};
@@ -9,17 +9,17 @@ use std::path::{Path, PathBuf};
 /// One limit that was found.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct LimitSource {
-    /// What it is and where it stands, for example `memory.max of cgroup /a/b`.
+    /// The limit's name and place, for example `memory.max of cgroup /a/b`.
     pub name: String,
     /// The limit in bytes.
     pub bytes: u64,
-    /// Whether this is the one that decides. Exactly one source is marked.
+    /// Whether this source decides. Exactly one source is marked.
     pub binding: bool,
-    /// What has to be changed for more.
+    /// The setting to change for a higher limit.
     pub remedy: Remedy,
 }
 
-/// How a limit is raised.
+/// The way to raise a limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Remedy {
@@ -31,19 +31,20 @@ pub enum Remedy {
     AddressSpace,
     /// `ulimit -d`, before the start.
     Data,
-    /// Not at all.
+    /// No setting: the limit is the machine's memory.
     Machine,
-    /// Not at all: the limit is the memory of a GPU.
+    /// No setting: the limit is the memory of a GPU.
     Gpu,
-    /// By the system's administrator: what the GPU of a Mac may use of the machine's memory. A plan takes `beside` bytes besides.
+    /// The system administrator's setting for the part of a Mac's memory that the GPU may use. A plan takes `beside` bytes outside that
+    /// part.
     WorkingSet {
-        /// Bytes that are not the GPU's.
+        /// Planned bytes beside the GPU's buffers.
         beside: u64,
     },
 }
 
 impl Remedy {
-    /// What to do so that the limit is `bytes`.
+    /// Returns the change that makes the limit `bytes`, as text.
     #[must_use]
     pub fn words(self, bytes: u64) -> String {
         let kib = bytes.div_ceil(1024);
@@ -90,15 +91,15 @@ pub struct HostLimits {
     pub swap_total: Option<u64>,
     /// The most swap that the cgroups let this process's group use, if they say so.
     pub swap_limit: Option<u64>,
-    /// `RLIMIT_MEMLOCK`: how much may be pinned; bounds pinned memory only.
+    /// `RLIMIT_MEMLOCK`: bytes that may be pinned; bounds pinned memory only.
     pub memlock: Option<u64>,
     /// The size of `/dev/shm`, if there is one.
     pub shm: Option<Space>,
-    /// The cores this process may keep busy.
+    /// The cores that this process may keep busy.
     pub cpus: Cpus,
-    /// Address space that the stacks of this process's threads will have taken when all of them are there.
+    /// Bytes of address space of the stacks of all threads that this process will start.
     pub stacks: u64,
-    /// The operator's own limit, as given.
+    /// The operator's budget (`--memory-budget`), as given.
     #[serde(skip)]
     pub budget: Option<MemoryBudget>,
     #[serde(skip)]
@@ -107,10 +108,10 @@ pub struct HostLimits {
     pub(super) memory_hierarchies: Vec<Hierarchy>,
 }
 
-/// Something with a limit and a usage of its own: the machine, one cgroup level, an rlimit, the budget.
+/// A source with its own limit and usage: the machine, one cgroup level, an rlimit, the budget.
 #[derive(Debug, Clone)]
 pub(super) struct Domain {
-    /// The same for every process that shares it, so that leases can be compared.
+    /// A name that is the same for every process in the domain, so that leases can be compared.
     pub(super) id: String,
     pub(super) limit: u64,
     pub(super) kind: DomainKind,
@@ -126,11 +127,11 @@ pub(super) enum DomainKind {
 }
 
 impl HostLimits {
-    /// Reads every limit. `budget` is the user's own (`--memory-budget`); a share is taken of the least other limit.
+    /// Reads every limit. `budget` is the operator's (`--memory-budget`); a share is taken of the least other limit.
     ///
     /// # Errors
-    /// [`HostError::NoLimit`] if nothing at all bounds this process, [`HostError::ShareOfUnknown`] if the budget is a
-    /// share and nothing else is known.
+    /// [`HostError::NoLimit`] if no limit bounds this process. [`HostError::ShareOfUnknown`] if the budget is a share and no other limit is
+    /// known.
     pub fn read(root: &Root, budget: Option<MemoryBudget>) -> Result<Self, HostError> {
         let info = MemInfo::read(root);
         let rlimits = Rlimits::read(root);
@@ -179,15 +180,15 @@ impl HostLimits {
         })
     }
 
-    /// The same for a process that will have started `threads` threads beside its first. Where address space is limited, their
-    /// stacks take it whole, however little of them is touched.
+    /// Returns the same limits for a process that will have started `threads` threads beside its first. Where address space is limited,
+    /// their stacks count in full, however little of them is touched.
     #[must_use]
     pub fn with_threads(mut self, threads: u64) -> Self {
         self.stacks = threads.saturating_mul(touched::STACK_BYTES + touched::GUARD_BYTES);
         self
     }
 
-    /// Reads every limit again: an operator may have moved one. What cannot be read any more stays as it was.
+    /// Reads every limit again, because an operator may have changed one. If reading fails, returns the limits unchanged.
     #[must_use]
     pub fn again(&self, root: &Root) -> Self {
         Self::read(root, self.budget).map_or_else(|_| self.clone(), |limits| Self { stacks: self.stacks, ..limits })
@@ -202,15 +203,15 @@ impl HostLimits {
         self.sources.iter().find(|s| s.binding).expect("read() marks the least source")
     }
 
-    /// What the kernel has done in this process's own cgroup because memory was full; `None` without a cgroup. Can
-    /// still be read when the process has gone.
+    /// Counts of the kernel's actions in this process's own cgroup because memory was full; `None` without a cgroup. Can still be read
+    /// after the process has ended.
     #[must_use]
     pub fn cgroup_events(&self) -> Option<CgroupEvents> {
         self.memory_hierarchies.iter().find_map(|h| cgroup::level_events(h.version, &h.leaf))
     }
 
-    /// The directory of the innermost cgroup that has a memory limit, and that limit: where a neighbour has to be to
-    /// compete with this process.
+    /// The directory of the innermost cgroup that has a memory limit, and that limit. Processes in this cgroup compete with this process
+    /// for memory.
     #[must_use]
     pub fn innermost_limited_cgroup(&self) -> Option<(&Path, u64)> {
         self.domains.iter().find_map(|domain| match &domain.kind {
@@ -267,7 +268,7 @@ impl Found {
     }
 }
 
-/// A cgroup directory's inode names it across namespaces, where two containers both call their own `/`.
+/// Returns a cgroup's name across namespaces: its directory's inode. Two containers both call their own cgroup `/`.
 fn domain_id(dir: &std::path::Path, label: &str) -> String {
     #[cfg(unix)]
     if let Ok(meta) = std::fs::metadata(dir) {

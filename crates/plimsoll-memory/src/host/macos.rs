@@ -1,6 +1,5 @@
-//! Memory on macOS, which has no `/proc`. The machine's memory comes from `sysctl` and `vm_stat`: no stable call of the
-//! C library counts its pages. This process's memory comes from the kernel. Parsing is separate so that it is tested on
-//! every system.
+//! Memory on macOS, which has no `/proc`. The machine's memory comes from `sysctl` and `vm_stat`, because no stable call of the C library
+//! counts its pages. This process's memory comes from the kernel. Parsing is separate, so it is tested on every system.
 
 use super::MemInfo;
 #[cfg(target_os = "macos")]
@@ -14,15 +13,15 @@ pub(super) fn read() -> MemInfo {
         let output = std::process::Command::new(tool).args(args).output().ok()?;
         String::from_utf8(output.stdout).ok()
     };
-    // The machine's size is asked for once: this is read twice a second.
+    // The machine's size is read only once: this function runs twice a second.
     static TOTAL: std::sync::OnceLock<String> = std::sync::OnceLock::new();
     let total = TOTAL.get_or_init(|| run("/usr/sbin/sysctl", &["-n", "hw.memsize"]).unwrap_or_default());
     let pages = run("/usr/bin/vm_stat", &[]).unwrap_or_default();
     parse(total, &pages)
 }
 
-/// What this process has written and not given back, compressed or not: what the system itself judges it by. Files that are mapped and
-/// clean are not in it.
+/// The memory that this process has written and not given back, compressed or not. macOS uses the same number to judge a process. Clean
+/// pages of mapped files do not count.
 #[cfg(target_os = "macos")]
 pub(super) fn own() -> OwnProcess {
     let mut usage = std::mem::MaybeUninit::<libc::rusage_info_v4>::zeroed();
@@ -45,7 +44,7 @@ pub(super) fn parse(memsize: &str, vm_stat: &str) -> MemInfo {
     MemInfo { total, available: available(vm_stat).map(|a| a.min(total.unwrap_or(u64::MAX))), ..MemInfo::default() }
 }
 
-/// Free, speculative, purgeable and inactive pages: what the kernel gives without compressing anything.
+/// Bytes of free, speculative, purgeable and inactive pages: the kernel can give these without compressing any.
 fn available(vm_stat: &str) -> Option<u64> {
     let page_bytes: u64 = vm_stat.split_once("page size of ")?.1.split(' ').next()?.parse().ok()?;
     let pages = |name: &str| -> Option<u64> {

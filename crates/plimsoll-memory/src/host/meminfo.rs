@@ -1,6 +1,6 @@
-//! `/proc/meminfo`: what the whole machine has and could still give.
+//! `/proc/meminfo`: the whole machine's memory, and the part still available.
 //!
-//! On macOS the same numbers come from the system's own tools. No cgroup is looked at here.
+//! On macOS the same numbers come from the system's own tools. Cgroups are not read here.
 
 use super::{Root, kib_field};
 
@@ -9,7 +9,7 @@ use super::{Root, kib_field};
 pub struct MemInfo {
     /// All usable memory of the machine.
     pub total: Option<u64>,
-    /// What could be allocated without swapping, by the kernel's own estimate.
+    /// Bytes that could be allocated without swapping, by the kernel's own estimate.
     pub available: Option<u64>,
     /// All swap space.
     pub swap_total: Option<u64>,
@@ -30,8 +30,7 @@ impl MemInfo {
 
     fn parse(text: &str) -> Self {
         let total = kib_field(text, "MemTotal");
-        // Kernels before 3.14 have no MemAvailable: free memory plus the inactive half of the page cache is what
-        // could be had without hurting anyone.
+        // Kernels before 3.14 have no MemAvailable. The estimate is then free memory plus the inactive part of the page cache.
         let available = kib_field(text, "MemAvailable").or_else(|| {
             let inactive = kib_field(text, "Inactive(file)").unwrap_or(0);
             kib_field(text, "MemFree").map(|free| free.saturating_add(inactive))

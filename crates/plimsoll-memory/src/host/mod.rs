@@ -1,8 +1,8 @@
-//! What the machine lets this process have: limits, usage, pressure, and the agreement with other Plimsolls.
+//! The memory that the machine gives this process: limits, usage, pressure, and leases shared with other Plimsolls.
 //!
-//! [`HostLimits`] is read once at start (and again when an operator changes a cgroup), [`HostNow`] as often as the
-//! governor likes. Both read through a [`Root`], so that tests hand in a made-up `/proc` and `/sys`.
-//! This room plans nothing and allocates nothing: it only reports numbers, with the name of the file each came from.
+//! [`HostLimits`] is read once at start, and again when an operator changes a cgroup. [`HostNow`] is read as often as the governor needs
+//! it. Both read through a [`Root`], so that tests can supply a fake `/proc` and `/sys`. This module plans and allocates nothing: it only
+//! reports numbers, each with the file that it came from.
 
 mod budget;
 mod cgroup;
@@ -41,14 +41,14 @@ pub(crate) use touched::touched_in;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// A path at which this very program can be started again, also after its file was replaced by another version.
+/// A path at which this same program can be started again, even after its file was replaced by another version.
 #[must_use]
 pub fn own_program() -> PathBuf {
     let link = Path::new("/proc/self/exe");
     if link.exists() { link.into() } else { std::env::current_exe().unwrap_or_else(|_| link.into()) }
 }
 
-/// What can go wrong while the limits are read.
+/// Errors while the limits are read.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
     /// No source named a limit: neither a cgroup, nor an rlimit, nor the total of the machine.
@@ -56,17 +56,17 @@ pub enum HostError {
         "no memory limit could be read on this system (no cgroup, no rlimit, no total); give --memory-budget in bytes"
     )]
     NoLimit,
-    /// The budget is a percentage, but nothing is known that it could be a percentage of.
+    /// The budget is a percentage, but no other limit is known.
     #[error("--memory-budget {0} is a share, but the size of this machine could not be read; give it in bytes")]
     ShareOfUnknown(MemoryBudget),
 }
 
-/// Where `/proc`, `/sys` and `/dev` are found: the system itself, or a directory that plays it in a test.
+/// The place of `/proc`, `/sys` and `/dev`: the system itself, or a directory that a test supplies.
 #[derive(Debug, Clone)]
 pub struct Root {
     prefix: PathBuf,
     shm: Option<Space>,
-    /// The process to read in place of `/proc/self`; absent: this process.
+    /// The process to read in place of `/proc/self`; `None`: this process.
     pid: Option<u32>,
 }
 
@@ -100,7 +100,7 @@ impl Root {
         self
     }
 
-    /// Whether this is the machine itself, so that system calls answer for the same world as the files.
+    /// Whether this is the machine itself, so that system calls and files report the same machine.
     #[must_use]
     pub fn is_system(&self) -> bool {
         self.prefix == Path::new("/")
@@ -119,7 +119,7 @@ impl Root {
     }
 }
 
-/// Reads a pseudo-file whole, up to the cap; what is not UTF-8 is replaced, never refused.
+/// Reads a whole pseudo-file, up to the cap. Bytes that are not UTF-8 are replaced.
 fn read_text(path: &Path) -> Option<String> {
     let mut bytes = Vec::new();
     std::fs::File::open(path).ok()?.take(Root::FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;

@@ -1,4 +1,4 @@
-//! [`HostNow`]: what is left inside the limits at this moment, and how much other processes use.
+//! [`HostNow`]: the room inside the limits at this moment, and the use of other processes.
 //!
 //! Every domain (machine, each cgroup level, rlimits, budget) has its own room, `limit - peers`; the tightest decides.
 //! `used_by_others` is stated against the effective limit, so that `effective - used_by_others` is that tightest room
@@ -10,18 +10,18 @@ use super::{HostLimits, MemInfo, OwnProcess, Psi, Root, cgroup, touched};
 /// The state of the limits right now. All sizes are bytes.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct HostNow {
-    /// What this process could still allocate without crossing any limit.
+    /// Bytes that this process could still allocate without crossing any limit.
     pub available: u64,
-    /// What the whole machine could still give to any process; unknown where the system does not tell.
+    /// Bytes that the whole machine could still give to any process; `None` where the system does not tell.
     pub machine_available: Option<u64>,
-    /// What others take of the effective limit, never below zero. Kernel memory charged to the same cgroup (page
-    /// tables, sockets) counts as others', since nothing here can give it back.
+    /// Bytes that others take of the effective limit, never below zero. Kernel memory charged to the same cgroup (page tables, sockets)
+    /// counts as others', since this process cannot give it back.
     pub used_by_others: u64,
     /// The lease name of the domain with the least room.
     pub tightest: String,
-    /// What this process uses itself; `rss_anon` and `vm_swap` are the ones to watch.
+    /// Memory of this process; `rss_anon` and `vm_swap` are the numbers to watch.
     pub own: OwnProcess,
-    /// Memory pressure, if the kernel tells.
+    /// Memory pressure; `None` where the kernel does not report it.
     pub psi: Option<Psi>,
     /// The room in every domain, as leases need it.
     pub rooms: Vec<Room>,
@@ -32,7 +32,7 @@ pub struct HostNow {
 pub struct Room {
     /// The name of the domain, equal for all processes that share it.
     pub domain: String,
-    /// Whether other processes can be in it at all; rlimits and the budget are this process's own.
+    /// Whether other processes can share it; rlimits and the budget belong to this process alone.
     pub shared: bool,
     /// Its limit in bytes.
     pub limit: u64,
@@ -41,7 +41,7 @@ pub struct Room {
 }
 
 impl Room {
-    /// Bytes that this process may have in total here, what it holds already included.
+    /// Bytes that this process may have here in total, the bytes that it holds included.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.limit.saturating_sub(self.used_by_others)
@@ -70,18 +70,18 @@ impl HostNow {
     }
 }
 
-/// Address space for threads that are not there yet; only asked where something limits it.
+/// Address space of threads that have not started yet; 0 where nothing limits address space.
 fn stacks_to_come(root: &Root, limits: &HostLimits) -> u64 {
     let limited =
         limits.domains.iter().any(|domain| matches!(domain.kind, DomainKind::AddressSpace | DomainKind::Data));
     if limited { limits.stacks.saturating_sub(touched::stacks_mapped(root)) } else { 0 }
 }
 
-/// The room of one domain, and the bytes still free in it; `stacks` more of address space are as good as taken.
+/// Returns the room of one domain and its free bytes. `stacks` more bytes of address space count as taken.
 fn measure(domain: &Domain, info: &MemInfo, own: &OwnProcess, stacks: u64) -> (Room, u64) {
     let resident = own.resident_owned();
     let swapped = resident.saturating_add(own.vm_swap);
-    // What is used in the domain, and how much of that is this process's.
+    // Bytes used in the domain, and this process's part of them.
     let (used, mine) = match &domain.kind {
         // The system counts the pages of mapped files as available.
         DomainKind::Machine => {
@@ -92,7 +92,7 @@ fn measure(domain: &Domain, info: &MemInfo, own: &OwnProcess, stacks: u64) -> (R
             let used = cgroup::level_usage(*version, dir).map(|used| used.saturating_add(own.held_file));
             (used.unwrap_or(resident), resident)
         }
-        // Address space that is reserved but not resident (stacks, maps of files) crowds out memory all the same.
+        // Address space that is reserved but not resident (stacks, mapped files) also counts against the limit.
         DomainKind::AddressSpace => (own.vm_size.max(swapped).saturating_add(stacks), swapped),
         DomainKind::Data => (own.vm_data.max(own.rss_anon).saturating_add(stacks), own.rss_anon),
         DomainKind::Budget => (swapped, swapped),

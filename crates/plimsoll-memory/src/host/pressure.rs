@@ -1,11 +1,11 @@
-//! PSI: the share of time in which tasks stood still because memory was short.
+//! PSI: the share of time in which tasks waited because memory was short.
 //!
-//! The cgroup's own file is preferred, since a neighbour's thrashing is not ours to cure.
+//! The cgroup's own file is preferred, since this process cannot relieve the pressure of other cgroups.
 
 use super::cgroup::{CgroupVersion, Hierarchy};
 use super::{Root, read_text};
 
-/// Where pressure was read.
+/// The place where pressure was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PsiScope {
@@ -31,7 +31,7 @@ pub struct Psi {
 }
 
 impl Psi {
-    /// Reads the pressure of the cgroup, else of the machine, else `None` (old kernels, PSI switched off, not Linux).
+    /// Reads the pressure of the cgroup, else of the machine. `None` on old kernels, with PSI switched off, or outside Linux.
     pub(super) fn read(root: &Root, hierarchies: &[Hierarchy]) -> Option<Self> {
         let own = hierarchies
             .iter()

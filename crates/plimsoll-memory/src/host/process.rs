@@ -1,7 +1,7 @@
-//! What this process uses itself, from `/proc/self`; on macOS as its kernel tells.
+//! The memory of this process itself, from `/proc/self`; on macOS from its kernel.
 //!
-//! Growth is judged by anonymous memory plus swap: resident size alone falls when the kernel swaps, and rises with
-//! mapped weights that cost nothing to drop.
+//! Growth is judged by anonymous memory plus swap. Resident size alone falls when the kernel swaps. It rises with mapped weights, which
+//! cost nothing to drop.
 
 use super::{Root, kib_field};
 use crate::HeldFile;
@@ -13,11 +13,11 @@ pub struct OwnProcess {
     pub rss_anon: u64,
     /// Resident pages of mapped files, droppable unless dirty.
     pub rss_file: u64,
-    /// Pages of mapped files that are held like memory: packed weights of `--packed-cache`. Some of them may not be resident.
+    /// Pages of mapped files that count as memory: packed weights of `--packed-cache`. Some of them may not be resident.
     pub held_file: u64,
     /// Resident shared memory.
     pub rss_shmem: u64,
-    /// What the kernel has moved to swap.
+    /// Bytes that the kernel has moved to swap.
     pub vm_swap: u64,
     /// The highest resident size so far.
     pub vm_hwm: u64,
@@ -59,7 +59,7 @@ impl OwnProcess {
         }
     }
 
-    /// Whether this process ignores the loss of its terminal (`nohup`); none where the system does not tell.
+    /// Whether this process ignores the loss of its terminal (`nohup`); `None` where the system does not tell.
     #[must_use]
     pub fn ignores_hangup(root: &Root) -> Option<bool> {
         let text = root.text("/proc/self/status")?;
@@ -68,13 +68,13 @@ impl OwnProcess {
         Some(u64::from_str_radix(mask.trim(), 16).ok()? & 1 == 1)
     }
 
-    /// Resident memory that only this process could give back: anonymous and shared pages, and files that it holds.
+    /// Resident memory that only this process could give back: anonymous and shared pages, and held files.
     #[must_use]
     pub fn resident_owned(&self) -> u64 {
         self.rss_anon.saturating_add(self.rss_shmem).saturating_add(self.held_file)
     }
 
-    /// Anonymous memory, resident or swapped, and files that it holds. If it keeps growing, there is a leak.
+    /// Anonymous memory, resident or swapped, and held files. If it keeps growing, there is a leak.
     #[must_use]
     pub fn leak_gauge(&self) -> u64 {
         self.rss_anon.saturating_add(self.vm_swap).saturating_add(self.held_file)

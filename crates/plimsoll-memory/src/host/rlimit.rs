@@ -1,6 +1,6 @@
-//! Limits that the kernel puts on this one process (`ulimit`), and the size of `/dev/shm`.
+//! The kernel's limits on this one process (`ulimit`), and the size of `/dev/shm`.
 //!
-//! Read from `/proc/self/limits`, so that a test can write one. Whether a limit binds the plan is decided elsewhere.
+//! They are read from `/proc/self/limits`, so a test can supply them. Other modules decide whether a limit binds the plan.
 
 use super::Root;
 
@@ -11,7 +11,7 @@ pub struct Rlimits {
     pub address_space: Option<u64>,
     /// `RLIMIT_DATA` (`ulimit -d`): private writable memory.
     pub data: Option<u64>,
-    /// `RLIMIT_MEMLOCK` (`ulimit -l`): memory that may be pinned; limits `mlock`, not the plan as a whole.
+    /// `RLIMIT_MEMLOCK` (`ulimit -l`): memory that may be pinned; it limits `mlock`, not the plan as a whole.
     pub memlock: Option<u64>,
     /// `RLIMIT_NOFILE`: open files and sockets, a count and not bytes.
     pub open_files: Option<u64>,
@@ -38,9 +38,9 @@ impl Rlimits {
 /// The size of a file system in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Space {
-    /// All of it.
+    /// All bytes of it.
     pub total: u64,
-    /// What an unprivileged process may still write.
+    /// Bytes that an unprivileged process may still write.
     pub free: u64,
 }
 

@@ -1,6 +1,6 @@
-//! The arithmetic of leases: what each holder has, and how much the next one may be granted.
+//! The arithmetic of leases: the bytes of each holder, and the bytes that the next process may be granted.
 //!
-//! Pure functions over numbers; files, locks and processes are the business of `lease`.
+//! Pure functions over numbers; `lease` deals with files, locks and processes.
 
 use super::Room;
 use std::fmt::Write as _;
@@ -16,13 +16,13 @@ pub struct Holder {
     pub start_ticks: u64,
     /// Bytes it may use in all.
     pub planned: u64,
-    /// Bytes of these that it said it has already touched.
+    /// Bytes of these that it has reported as touched.
     pub committed: u64,
     /// The shared domains it lives in.
     pub domains: Vec<String>,
 }
 
-/// Why a lease was not granted, with every number that went into it.
+/// The refusal of a lease, with every number that went into it.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, thiserror::Error)]
 #[error(
     "{free} bytes are free in '{domain}', {missing} fewer than the {min} this server needs at least: \
@@ -36,23 +36,23 @@ pub struct Refusal {
     pub limit: u64,
     /// Bytes planned by other Plimsolls in it.
     pub leased: u64,
-    /// How many other Plimsolls that is.
+    /// Number of other Plimsolls in it.
     pub holders: usize,
-    /// Bytes used in it by anyone else.
+    /// Bytes used in it by other programs.
     pub strangers: u64,
-    /// What is left.
+    /// Bytes left.
     pub free: u64,
-    /// What was asked for at least.
+    /// The least bytes that were asked for.
     pub min: u64,
     /// `min - free`.
     pub missing: u64,
 }
 
-/// Decides how many bytes a process may plan, given the room in every domain it lives in and all other leases.
+/// Decides how many bytes a process may plan. Inputs are the room in each of its domains and all other leases.
 ///
-/// In a domain, others' plans are taken off the limit, and so is what strangers use: measured usage less what the
-/// holders say they have committed. A holder that commits before it says so is counted twice for a moment, which errs on
-/// the safe side; this is why [`super::lease::Lease::set_committed`] is called after memory is touched and before it is given back.
+/// In a domain, the limit is reduced by other holders' plans and by strangers' use. Strangers' use is the measured usage less the bytes
+/// that the holders have reported as committed. A holder that touches memory before it reports it is counted twice for a moment, which errs
+/// on the safe side. Therefore [`super::lease::Lease::set_committed`] is called after memory is touched and before it is given back.
 ///
 /// # Errors
 /// The refusal names the tightest domain. `want` below `min` is taken as `min`.

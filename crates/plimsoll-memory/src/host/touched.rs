@@ -1,5 +1,5 @@
-//! How much has been touched of the memory that the process has through its libraries: stacks, which grow after the start and are
-//! never given back, and the heaps of the system's allocator, which keeps some of what is freed.
+//! Touched bytes of the memory that libraries take: stacks and the heaps of the system's allocator. Stacks grow after the start and are
+//! never given back. The allocator keeps some of the freed memory.
 
 use std::fs::File;
 use std::ops::Range;
@@ -7,40 +7,40 @@ use std::ops::Range;
 use super::Root;
 use crate::{heap, large};
 
-/// The stack of a thread that asked for no other size (Rust's own default). The memory above it may be another mapping
-/// that the kernel shows as one with it.
+/// The stack of a thread that set no other size (Rust's default). The memory above it can be another mapping that the kernel shows merged
+/// with it.
 pub(super) const STACK_BYTES: u64 = 2 << 20;
-/// What lies below it without rights, where pages are small.
+/// The guard page below a stack, without rights, where pages are small.
 pub(super) const GUARD_BYTES: u64 = 4 << 10;
-/// A mapping without any rights that is larger is no guard page.
+/// The largest guard page. A larger mapping without rights is something else.
 const GUARD_BYTES_MAX: u64 = 64 << 10;
-/// A heap of glibc's beside the main one lies in a block of this size and alignment: first what is in use, then, without rights,
-/// what it may grow into.
+/// Size and alignment of the block that holds a glibc heap beside the main one. The block begins with memory in use; memory without rights
+/// follows, into which the heap can grow.
 const HEAP_BYTES: u64 = 64 << 20;
-/// Smallest pages; with larger ones `pagemap` has fewer entries, and what is read is less than there is.
+/// The smallest page size. With larger pages `pagemap` has fewer entries, and the counts here are too low.
 const PAGE_BYTES: u64 = 4096;
-/// An entry of `pagemap`: a page that is present, or in swap.
+/// Bits of an entry of `pagemap`: the page is present, or in swap.
 const TOUCHED: u64 = 3 << 62;
-/// Bits of an entry of `pagemap`: a page that is in swap, and a page that no other process has. A page that was only
-/// read is the system's shared page of zeros.
+/// Bits of an entry of `pagemap`: the page is in swap; no other process has the page. A page that was only read is the system's shared page
+/// of zeros.
 const SWAPPED: u64 = 1 << 62;
 const OWN: u64 = 1 << 56;
 
 /// Bytes that are resident or in swap; zero where the system does not tell.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Touched {
-    /// Of the threads' stacks.
+    /// Bytes of the threads' stacks.
     pub stacks: u64,
-    /// Of the allocator's heaps; what it maps for one large buffer alone is not part of them.
+    /// Bytes of the allocator's heaps. Large buffers with a mapping of their own are not part of them.
     pub heaps: u64,
-    /// Bytes of such buffers, touched or not.
+    /// Bytes of these large buffers, touched or not; `None` where the allocator does not tell.
     pub mapped: Option<u64>,
-    /// Of these what was reserved and not touched so far.
+    /// Bytes of these buffers that are reserved and not touched yet.
     pub reserved: u64,
 }
 
 impl Touched {
-    /// This process's.
+    /// Reads this process's numbers.
     #[must_use]
     pub fn read(root: &Root) -> Self {
         let maps = root.text("/proc/self/maps").unwrap_or_default();
@@ -59,7 +59,7 @@ impl Touched {
                 let pages = buffer.start / PAGE_BYTES * PAGE_BYTES..buffer.end.next_multiple_of(PAGE_BYTES);
                 all.reserved += (pages.end - pages.start).saturating_sub(touched(&pagemap, &pages));
             }
-            // Again if a buffer came or went meanwhile.
+            // Again if a buffer was mapped or unmapped meanwhile.
             if heap::mapped_alone() == all.mapped {
                 break;
             }
@@ -68,7 +68,7 @@ impl Touched {
     }
 }
 
-/// Bytes of pages in `range` of this process's addresses that were written and are resident or in swap; none where the system does not
+/// Bytes of pages in `range` of this process's addresses that were written and are resident or in swap. `None` where the system does not
 /// tell.
 pub(crate) fn touched_in(range: &Range<u64>) -> Option<u64> {
     let pagemap = File::open("/proc/self/pagemap").ok()?;
@@ -76,7 +76,8 @@ pub(crate) fn touched_in(range: &Range<u64>) -> Option<u64> {
     Some(pages_of(&pagemap, &pages, SWAPPED | OWN))
 }
 
-/// Address space of the stacks that threads have now, or have left to the next one; the first thread's grows, and is none of them.
+/// Address space of the stacks of present threads, and of ended threads whose stacks are kept for later ones. The first thread's stack
+/// grows and is not counted.
 pub(super) fn stacks_mapped(root: &Root) -> u64 {
     let maps = root.text("/proc/self/maps").unwrap_or_default();
     let first = maps.lines().filter_map(Mapping::parse).find(|mapping| mapping.name == Some("[stack]"));
@@ -112,8 +113,8 @@ impl<'a> Mapping<'a> {
     }
 }
 
-/// Where stacks and heaps are. The main thread's and the first heap have names; other stacks lie above a guard page, other heaps
-/// below what they may grow into.
+/// The address ranges of stacks and heaps. The main thread's stack and the first heap have names. Other stacks lie above a guard page, and
+/// other heaps lie below the memory that they can grow into.
 fn ranges(maps: &str) -> Vec<(What, Range<u64>)> {
     let mut found = Vec::new();
     let mut below: Option<Mapping<'_>> = None;
@@ -225,7 +226,7 @@ garbage
         let during = Touched::read(&root).stacks;
         drop(leave);
         thread.join().unwrap();
-        // Tests beside this one have threads, too; none of them goes as deep.
+        // Other tests run threads as well, but no other thread goes as deep.
         let more = during.saturating_sub(before);
         assert!((3 << 18..5 << 18).contains(&more), "{before} {during}");
     }

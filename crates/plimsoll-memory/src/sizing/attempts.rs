@@ -1,7 +1,7 @@
-//! [`Mode::Auto`](super::Mode::Auto): probe, size, build, self-test; shrink and try again while memory is all that is wrong.
+//! [`Mode::Auto`](super::Mode::Auto): probe, size, build, self-test; a smaller attempt follows as long as memory is the only problem.
 //!
-//! Every step that can fail on one rank ends with a vote before anyone decides, so that all ranks take the same branch
-//! and no collective is left waiting. A generation is dropped whole before the next is built, and each drop is checked.
+//! Every step that can fail on one rank ends with a vote before any rank decides. All ranks thus take the same branch, and no collective is
+//! left waiting. A generation is dropped whole before the next is built, and each drop is checked.
 
 use super::diagnose::{Stage, diagnose};
 use super::generations::{Component, DeviceNow, Generations, OutOfMemory, Shape};
@@ -12,10 +12,10 @@ use super::{
     Event, PoolPhase, ProfileConfig, SizingError, SizingInput, SizingWarning, Target, check_sizes, target_tokens,
 };
 
-/// Attempts at production size: the first, and three smaller ones.
+/// The most attempts at production size: the first, and three smaller ones.
 pub const ATTEMPTS_MAX: u32 = 4;
 
-/// What the probe found.
+/// The probe's shape and peak, and the capacity that follows from them.
 struct Probe {
     shape: Shape,
     peak_reserved: u64,
@@ -51,7 +51,7 @@ impl<D: Generations> Run<'_, D> {
                     let failure = result.err().and_then(Fault::into_memory);
                     let event = Event::OutOfMemory { attempt, failure: failure.as_ref() };
                     self.device.event(&event);
-                    // Read while the generation stands: afterwards the ledger no longer shows what filled the device.
+                    // Read while the generation is alive: afterwards the ledger no longer shows what filled the device.
                     let ledger = self.device.components();
                     self.teardown(generation, shape)?;
                     tokens = self.shrink(attempt, shape, failure, &ledger, &probe)?;
@@ -61,7 +61,7 @@ impl<D: Generations> Run<'_, D> {
         }
     }
 
-    /// The shape of the probe, which is refused here if arithmetic alone says that it does not fit.
+    /// Returns the shape of the probe. Refuses it if arithmetic alone shows that it does not fit.
     fn plan_probe(&mut self) -> Result<Shape, SizingError> {
         let cfg = self.cfg;
         let tokens = cfg.probe_tokens();
@@ -80,7 +80,7 @@ impl<D: Generations> Run<'_, D> {
         Ok(shape)
     }
 
-    /// Builds the probe, tests it, measures, and tears it down again.
+    /// Builds the probe, tests it, measures, and tears it down. Returns its shape and the input of the arithmetic.
     pub(super) fn measure(&mut self) -> Result<(Shape, SizingInput), SizingError> {
         let shape = self.plan_probe()?;
         let (generation, result) = self.try_generation(shape, 0);
@@ -101,7 +101,7 @@ impl<D: Generations> Run<'_, D> {
         Ok((shape, input))
     }
 
-    /// Measures with a probe, and computes the capacity all ranks share.
+    /// Measures with a probe, and computes the capacity that all ranks share.
     fn probe(&mut self) -> Result<Probe, SizingError> {
         let (shape, input) = self.measure()?;
         let peak_reserved = input.peak_reserved;
@@ -113,8 +113,8 @@ impl<D: Generations> Run<'_, D> {
         Ok(Probe { shape, peak_reserved, target, tokens, state_slots })
     }
 
-    /// State slots for the probe: a full decode batch, unless that would take more than its share of what is free.
-    /// Equal on all ranks, since they run the same steps.
+    /// State slots of the probe: a full decode batch, or fewer where that would exceed the share of free memory. Equal on all ranks, since
+    /// they run the same steps.
     fn probe_slots(&mut self, tokens: u64, now: &DeviceNow) -> u64 {
         let Some(pool) = self.cfg.state else { return 0 };
         let wanted = self.cfg.max_decode_batch();
@@ -137,7 +137,8 @@ impl<D: Generations> Run<'_, D> {
         Ok((self.device.reduce_min(tokens), self.device.reduce_min(state_slots)))
     }
 
-    /// Five per cent less, in whole pages, and less still if others have grown since; or the reason to give up.
+    /// Returns a capacity five per cent smaller, in whole pages, or less if other processes have grown since. The error is the reason to
+    /// give up.
     fn shrink(
         &mut self,
         attempt: u32,
@@ -165,7 +166,7 @@ impl<D: Generations> Run<'_, D> {
     }
 }
 
-/// Five per cent less in whole pages; always less, since a page is never 95 % of itself.
+/// Returns 95 % of `tokens` in whole pages. It is always fewer tokens, since 95 % of a page is not a page.
 fn shrunk(cfg: &ProfileConfig, tokens: u64) -> u64 {
     cfg.whole_pages((u128::from(tokens) * 95 / 100) as u64)
 }

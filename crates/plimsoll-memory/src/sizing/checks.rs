@@ -1,20 +1,19 @@
-//! Which sizes are acceptable in which phase, and the shape of the decode step in the self-test.
+//! The sizes that each phase accepts, and the shape of the decode step in the self-test.
 //!
-//! An invariant belongs to a phase: a probe is too small for the longest context by design, production must not be.
+//! Each phase has its own invariants: a probe is too small for the longest context by design, production must not be.
 
 use super::{ProfileConfig, SizingError};
 
-/// Where in start-up a generation is used.
+/// The phase of start-up in which a generation is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub enum PoolPhase {
-    /// Built small, measured and torn down.
+    /// The generation is small; it is measured and torn down.
     Probe,
-    /// Built to serve.
+    /// The generation serves requests.
     Production,
 }
 
-/// Rows of the largest decode step: all running requests, at most what plans were captured for, unless decode goes
-/// on without them.
+/// Rows of the largest decode step: all running requests. Without `eager` they are at most the rows that plans were captured for.
 #[must_use]
 pub fn max_decode_batch(graph_max_batch_size: u64, running_max_req_size: u64, eager: bool) -> u64 {
     if eager { running_max_req_size } else { graph_max_batch_size.min(running_max_req_size) }
@@ -40,18 +39,18 @@ pub fn check_sizes(phase: PoolPhase, tokens: u64, cfg: &ProfileConfig) -> Result
 /// The decode step of the self-test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct LargestDecode {
-    /// Rows.
+    /// Rows of the step.
     pub batch: u64,
-    /// KV tokens each row already has, its new one included.
+    /// KV tokens that each row already has, its new one included.
     pub tokens_per_request: u64,
     /// KV tokens of all rows.
     pub total_tokens: u64,
 }
 
-/// The largest decode step that free slots allow, or `None` below two rows, where prefill has covered it.
+/// Returns the largest decode step that free slots allow. `None` below two rows, where prefill has covered it.
 ///
-/// `state` is the number of free recurrent state slots and how many of them a request needs. `free_tokens` is what
-/// the pool can hand out, `capacity_tokens` its size.
+/// `state` is the number of free recurrent state slots, and the number that a request needs. `free_tokens` are the free tokens of the pool,
+/// and `capacity_tokens` are all its tokens.
 #[must_use]
 pub fn largest_decode(
     max_decode_batch: u64,

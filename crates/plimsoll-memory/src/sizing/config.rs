@@ -1,30 +1,30 @@
-//! What sizing is told: the user's flags and the model's unit sizes.
+//! The input of sizing: the user's flags and the model's unit sizes.
 //!
-//! No default depends on the machine, and no environment variable changes anything: there is no way to skip the self-test.
+//! No default depends on the machine, and no environment variable changes anything: the self-test cannot be skipped.
 
 use super::{EMERGENCY_RESERVE_BYTES, Fraction, PROBE_FLOOR_TOKENS, SizingError, max_decode_batch, probe_tokens};
 
 /// How the capacity is decided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub enum Mode {
-    /// Probe, measure, build, self-test.
+    /// The server probes, measures, builds and runs the self-test.
     Auto,
-    /// The planner has worked the size out: built once at that size and tested once, which is probe and self-test in one.
-    /// Where the measurement does not bear the plan out, as [`Mode::Auto`].
+    /// The planner has computed the size. The pools are built once at that size and tested once; this is probe and self-test in one. Where
+    /// the measurement contradicts the plan, sizing continues as in [`Mode::Auto`].
     Planned {
         /// KV tokens.
         tokens: u64,
         /// Recurrent state slots.
         state_slots: u64,
     },
-    /// The user decides (`--max-total-token-num`): built once at exactly this size and tested once.
+    /// The user has set the size (`--max-total-token-num`): the pools are built once at exactly this size and tested once.
     Pinned {
         /// KV tokens, used as given.
         tokens: u64,
     },
-    /// As pinned, but also reports what [`Mode::Auto`] would have chosen. Changes nothing else.
+    /// As pinned, but also reports the choice of [`Mode::Auto`]. Changes nothing else.
     Shadow {
-        /// KV tokens the server runs with.
+        /// KV tokens that the server runs with.
         running_tokens: u64,
     },
 }
@@ -38,13 +38,13 @@ pub struct StatePool {
     pub slots_per_request: u64,
     /// KV tokens of a typical request, which balances both pools.
     pub tokens_per_request: u64,
-    /// Requests that must fit at least.
+    /// The least requests that must fit.
     pub min_requests: u64,
-    /// The user's own share of the budget for state.
+    /// The user's share of the budget for state.
     pub ratio: Option<Fraction>,
 }
 
-/// Everything sizing needs to know. Ranks of one server must be given equal values, unit sizes aside.
+/// The configuration of sizing. Ranks of one server must be given equal values, unit sizes aside.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct ProfileConfig {
     /// How the capacity is decided.
@@ -67,9 +67,9 @@ pub struct ProfileConfig {
     pub cell_bytes: u64,
     /// Tokens per KV page; capacities are whole pages unless pinned.
     pub page_tokens: u64,
-    /// The least probe; smaller than [`PROBE_FLOOR_TOKENS`] only for tiny devices.
+    /// The least tokens of a probe; smaller than [`PROBE_FLOOR_TOKENS`] only for tiny devices.
     pub probe_floor_tokens: u64,
-    /// Emergency reserve allocated after the pools; not used when pinned.
+    /// Bytes of the emergency reserve, allocated after the pools; not used when pinned.
     pub emergency_reserve_bytes: u64,
     /// `--mem-fraction`: the share of the remaining budget that pools may take.
     pub fraction: Fraction,
@@ -78,7 +78,7 @@ pub struct ProfileConfig {
 }
 
 impl ProfileConfig {
-    /// A configuration with the usual floor, emergency reserve, fraction and page size; fields are public for the rest.
+    /// Returns a configuration with the usual floor, emergency reserve, fraction and page size. The other fields can be set afterwards.
     #[must_use]
     pub fn new(cell_bytes: u64, max_seq_len: u64) -> Self {
         Self {
@@ -99,7 +99,7 @@ impl ProfileConfig {
         }
     }
 
-    /// Rows of the largest decode step the scheduler can form, which is what must be tested.
+    /// Rows of the largest decode step that the scheduler can form. The self-test must cover it.
     #[must_use]
     pub fn max_decode_batch(&self) -> u64 {
         max_decode_batch(self.graph_max_batch_size, self.running_max_req_size, self.eager_decode)
@@ -127,7 +127,7 @@ impl ProfileConfig {
         self.state.map_or(0, |pool| slots.saturating_mul(pool.slot_bytes))
     }
 
-    /// Refuses what no arithmetic can repair.
+    /// Refuses sizes of zero, with which sizing cannot compute.
     pub(super) fn validate(&self) -> Result<(), SizingError> {
         let state = self.state.as_ref();
         let zero = [

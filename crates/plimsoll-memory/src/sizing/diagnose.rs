@@ -1,20 +1,20 @@
-//! From a failure to advice: what ran out, what is largest, by how much it missed, and a value to try for each flag.
+//! From a failure to advice: the component that ran out, the largest one, the missing bytes, and a value to try for each flag.
 //!
-//! All arithmetic is on non-negative numbers, and every suggested value is one the flag accepts. If nothing can fit,
-//! the shortfall is printed instead of a value.
+//! All arithmetic is on non-negative numbers, and every suggested value is one that the flag accepts. If nothing can fit, the advice has
+//! the missing bytes in place of a value.
 
 use super::{Component, Fraction, OutOfMemory, ProfileConfig, ScalesWith};
 use crate::host::ExactBytes;
 use std::fmt;
 
-/// Where memory ran out for good.
+/// The point of start-up at which memory ran out for good.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub enum Stage {
-    /// Already in the probe.
+    /// In the probe.
     Probe,
     /// At the pinned capacity.
     Pinned,
-    /// In an attempt, by more than all further attempts could free.
+    /// In an attempt, by more than all later attempts could free.
     BeyondKv,
     /// In the last attempt.
     Exhausted,
@@ -23,13 +23,13 @@ pub enum Stage {
 /// A failure, explained.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct Diagnosis {
-    /// Where it happened.
+    /// The point at which it happened.
     pub stage: Stage,
     /// Attempts at production size that were made.
     pub attempts: u32,
     /// KV tokens of the generation that failed.
     pub tokens: u64,
-    /// The refused allocation; `None` if it was another rank's.
+    /// The refused allocation; `None` if it happened on another rank.
     pub failure: Option<OutOfMemory>,
     /// The largest component at that time.
     pub largest: Option<Component>,
@@ -42,7 +42,7 @@ pub struct Diagnosis {
 pub struct Advice {
     /// The flag.
     pub flag: &'static str,
-    /// Its present value; a computed capacity for `--max-total-token-num`.
+    /// The flag's present value; a computed capacity for `--max-total-token-num`.
     pub current: Value,
     /// A value to try.
     pub suggested: Suggestion,
@@ -57,12 +57,12 @@ pub enum Value {
     Share(Fraction),
 }
 
-/// What to do with a flag.
+/// A suggested change of a flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub enum Suggestion {
-    /// Lower it to this.
+    /// Lower the flag to this value.
     Lower(Value),
-    /// It is as low as it can be.
+    /// Keep the flag: it is as low as it can be.
     Keep,
     /// No value helps: this many bytes would still be missing.
     NoValueHelps {
@@ -71,7 +71,7 @@ pub enum Suggestion {
     },
 }
 
-/// Explains a failure. `tokens` is the capacity that failed, `components` the ledger at that moment.
+/// Explains a failure. `tokens` is the capacity that failed, and `components` is the ledger at that moment.
 #[must_use]
 pub fn diagnose(
     stage: Stage,
@@ -106,7 +106,7 @@ pub fn diagnose(
     Diagnosis { stage, attempts, tokens, failure, largest, advice }
 }
 
-/// In proportion to what must be freed where that is known and enough, else half; whole units where possible.
+/// Suggests a value in proportion to the bytes that must be freed, where these are known and enough; else half. Whole units where possible.
 fn lower_count(current: u64, scaling_bytes: u64, shortfall: u64, unit: u64) -> Suggestion {
     if current <= 1 {
         return Suggestion::Keep;
@@ -123,7 +123,7 @@ fn lower_count(current: u64, scaling_bytes: u64, shortfall: u64, unit: u64) -> S
     Suggestion::Lower(Value::Count(if whole == 0 { lower } else { whole }))
 }
 
-/// The capacity that frees the shortfall, or a twentieth less where the shortfall is another rank's.
+/// Suggests the capacity that frees the shortfall, and at least a twentieth less.
 fn lower_capacity(tokens: u64, shortfall: u64, cfg: &ProfileConfig) -> Suggestion {
     let cell = cfg.cell_bytes.max(1);
     let less = shortfall.div_ceil(cell).max(tokens / 20).max(1);
@@ -133,7 +133,7 @@ fn lower_capacity(tokens: u64, shortfall: u64, cfg: &ProfileConfig) -> Suggestio
     }
 }
 
-/// The fraction that leads to the suggested capacity, in whole hundredths.
+/// Suggests the fraction that leads to the suggested capacity, in whole hundredths.
 fn lower_fraction(fraction: Fraction, tokens: u64, capacity: Suggestion) -> Suggestion {
     let lower = match capacity {
         Suggestion::Lower(Value::Count(lower)) => lower,

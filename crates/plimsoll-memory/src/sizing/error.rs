@@ -1,20 +1,20 @@
-//! Why a server could not be sized. Every message carries the numbers that decided.
+//! Errors of sizing. Every message carries the numbers that decided.
 
 use super::diagnose::Diagnosis;
 use super::joint::JointError;
 use crate::host::ExactBytes;
 use std::error::Error;
 
-/// Why sizing ended without a running generation.
+/// The reason why sizing ended without a running generation.
 #[derive(Debug, thiserror::Error)]
 pub enum SizingError {
     /// A size that must be positive is zero.
     #[error("{what} must not be zero")]
     Zero {
-        /// Which one.
+        /// The name of the size.
         what: &'static str,
     },
-    /// The pinned capacity is larger than what is free.
+    /// The pinned capacity needs more bytes than are free.
     #[error(
         "--max-total-token-num {tokens} needs {need}, but only {free} are free: {short} are missing; at most \
          {fits} tokens fit",
@@ -58,9 +58,9 @@ pub enum SizingError {
         total: u64,
         /// Fixed parts of this process.
         non_kv: u64,
-        /// Others.
+        /// Bytes that other processes use.
         peers: u64,
-        /// The start reserve.
+        /// Bytes of the emergency reserve.
         emergency_reserve: u64,
         /// Tokens of a page.
         page_tokens: u64,
@@ -92,22 +92,22 @@ pub enum SizingError {
         /// The longest request asked for.
         max_seq_len: u64,
     },
-    /// Teardown did not give back what was built: something still holds it.
+    /// Teardown did not release as much as the pools held: another owner still holds memory.
     #[error(
         "generation {generation} was torn down, but only {got} of at least {due} came back; still held by: {survivors}",
         got = ExactBytes(*released), due = ExactBytes(*expected)
     )]
     LeakedGeneration {
-        /// Which generation.
+        /// The number of the generation.
         generation: u32,
-        /// Bytes that came back.
+        /// Bytes that were released.
         released: u64,
-        /// Bytes its pools held.
+        /// Bytes that its pools held.
         expected: u64,
         /// The surviving owners with their bytes, as the ledger names them.
         survivors: String,
     },
-    /// The self-test ended without returning what it had taken.
+    /// The self-test ended without returning all items of a pool.
     #[error("after the self-test only {free} of {total} items of '{pool}' are free")]
     SelfTestLeak {
         /// The pool.
@@ -117,13 +117,13 @@ pub enum SizingError {
         /// All items.
         total: u64,
     },
-    /// Memory ran out and a smaller capacity was no way out, or was tried in vain.
+    /// Memory ran out, and a smaller capacity did not help or cannot help.
     #[error(transparent)]
     OutOfMemory(Box<Diagnosis>),
     /// Another rank failed; its own log says why.
     #[error("another rank of this server could not be sized; its log names the reason")]
     AnotherRank,
-    /// An error that has nothing to do with memory, as it was.
+    /// An error that is unrelated to memory, unchanged.
     #[error(transparent)]
     Other(Box<dyn Error + Send + Sync>),
 }

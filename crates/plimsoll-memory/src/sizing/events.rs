@@ -46,9 +46,9 @@ pub enum Event<'a> {
         /// The refused allocation.
         failure: Option<&'a OutOfMemory>,
     },
-    /// The generation that was planned holds more than its own measurement leaves room for: it is measured anew with a probe.
+    /// The planned generation holds more than its own measurement leaves room for. Sizing starts again with a probe.
     PlanMissed {
-        /// What was planned and built.
+        /// The shape that was planned and built.
         shape: Shape,
         /// Tokens that the measurement leaves room for.
         fits: u64,

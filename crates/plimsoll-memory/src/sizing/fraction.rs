@@ -9,7 +9,7 @@ use std::str::FromStr;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 pub struct Fraction(u32);
 
-/// Why a fraction was not accepted.
+/// The reason why a fraction was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "'{0}' is not a usable fraction: write a decimal above 0 and at most 1 with at most six decimals, such as 0.95"
@@ -18,12 +18,12 @@ pub struct FractionError(String);
 
 impl Fraction {
     const MILLION: u32 = 1_000_000;
-    /// All of it.
+    /// The whole.
     pub const ONE: Self = Self(Self::MILLION);
-    /// What is used when nothing is said: 5 % stay free for spikes that a self-test cannot stage and for fragmentation.
+    /// The share without a flag: 5 % stay free for fragmentation and for spikes that a self-test does not produce.
     pub const DEFAULT: Self = Self(950_000);
 
-    /// A fraction from parts per million; `None` unless it lies in `1..=1_000_000`.
+    /// Returns a fraction from parts per million; `None` unless it lies in `1..=1_000_000`.
     #[must_use]
     pub const fn from_ppm(ppm: u32) -> Option<Self> {
         if ppm == 0 || ppm > Self::MILLION { None } else { Some(Self(ppm)) }
@@ -69,7 +69,7 @@ impl FromStr for Fraction {
 impl TryFrom<f64> for Fraction {
     type Error = FractionError;
 
-    /// For configuration files, where numbers arrive as floats; rounded to the nearest part per million.
+    /// Converts a number of a configuration file, where numbers are floats. Rounded to the nearest part per million.
     fn try_from(value: f64) -> Result<Self, FractionError> {
         let ok = value > 0.0 && value <= 1.0;
         // In range by the test above, which no NaN passes.

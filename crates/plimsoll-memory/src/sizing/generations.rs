@@ -1,22 +1,22 @@
-//! The seam between sizing and the engine: building, testing and dropping everything that depends on capacity.
+//! The interface between sizing and the engine: building, testing and dropping everything that depends on capacity.
 //!
-//! A generation owns all of it (KV, request table, attention workspaces, captured plans, emergency reserve), so that nothing can
-//! point into a generation that is gone. The engine implements [`Generations`]; tests implement it with a fake device.
+//! A generation owns all of it: KV, request table, attention workspaces, captured plans, emergency reserve. No pointer can therefore lead
+//! into a dropped generation. The engine implements [`Generations`]; tests implement it with a fake device.
 
 use super::{Event, PoolPhase};
 use crate::host::ExactBytes;
 use std::error::Error;
 
-/// What a generation is built from.
+/// The sizes that a generation is built with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Shape {
     /// KV tokens.
     pub tokens: u64,
     /// Recurrent state slots; zero for models without.
     pub state_slots: u64,
-    /// Counts generations from 1; indices handed out by one are invalid in the next.
+    /// Number of this generation, counted from 1; indices into one generation are invalid in the next.
     pub generation: u32,
-    /// What it is for.
+    /// Whether it is a probe or serves requests.
     pub phase: PoolPhase,
 }
 
@@ -25,16 +25,16 @@ pub struct Shape {
 pub struct DeviceNow {
     /// Its capacity, or the effective limit of the host.
     pub total: u64,
-    /// What this process holds.
+    /// Bytes that this process holds.
     pub own_reserved: u64,
-    /// What could still be taken.
+    /// Bytes that this process could still take.
     pub available: u64,
 }
 
-/// What the self-test measured.
+/// The measurement of a self-test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Measured {
-    /// The most bytes this process held during it, pool slack included.
+    /// The most bytes that this process held during the self-test, pool slack included.
     pub peak_reserved: u64,
 }
 
@@ -42,11 +42,11 @@ pub struct Measured {
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, thiserror::Error)]
 #[error("'{component}' asked for {}, {} more than was free", ExactBytes(*requested), ExactBytes(*shortfall))]
 pub struct OutOfMemory {
-    /// The component that asked.
+    /// The component that asked for memory.
     pub component: String,
-    /// For how many bytes.
+    /// Bytes that it asked for.
     pub requested: u64,
-    /// How many of them were not there.
+    /// Bytes of these that were not free.
     pub shortfall: u64,
 }
 
@@ -56,12 +56,12 @@ pub enum Failure {
     /// Memory ran out: a smaller capacity may help.
     #[error(transparent)]
     OutOfMemory(#[from] OutOfMemory),
-    /// Anything else: a bug or a broken file, which no capacity cures. Reported as it is and never retried.
+    /// Any other error: a bug or a broken file. A smaller capacity does not help, so it is reported unchanged and never retried.
     #[error(transparent)]
     Other(Box<dyn Error + Send + Sync>),
 }
 
-/// What teardown released, as the allocator saw it, after unused pool segments were handed back.
+/// The effect of a teardown, as the allocator reports it after unused pool segments were handed back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct Released {
     /// Bytes held before.
@@ -75,16 +75,16 @@ pub struct Released {
 pub struct Component {
     /// Its name.
     pub name: String,
-    /// Bytes it holds, or held at its peak.
+    /// Bytes that it holds, or held at its peak.
     pub bytes: u64,
-    /// What its size depends on.
+    /// The flag that its size depends on.
     pub scales_with: ScalesWith,
 }
 
-/// What makes a component larger or smaller.
+/// The flag that makes a component larger or smaller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub enum ScalesWith {
-    /// Nothing the user can set.
+    /// No flag.
     Fixed,
     /// `--batch-max-tokens`.
     PrefillTokens,
@@ -96,7 +96,7 @@ pub enum ScalesWith {
     Capacity,
 }
 
-/// How many items of a pool are free, out of how many.
+/// The free items of a pool, and all its items.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct PoolCount {
     /// Its name.
@@ -109,23 +109,22 @@ pub struct PoolCount {
 
 /// An engine that can build itself at a given capacity, test it, and take itself down again.
 ///
-/// With several ranks every rank runs [`super::auto_profile`] with its own implementation, and `reduce_min` and
-/// `reduce_max` connect them; they are called in the same order on every rank, whatever happened on it. A self-test that
-/// uses collectives of its own must not leave them half-way when it fails.
+/// With several ranks every rank runs [`super::auto_profile`] with its own implementation, and `reduce_min` and `reduce_max` connect them.
+/// Every rank calls them in the same order, whatever fails on it. A self-test with other collectives must complete them even when it fails.
 pub trait Generations {
     /// Everything with a size that depends on capacity, owned by one value.
     type G;
 
-    /// The device right now.
+    /// Returns the state of the device right now.
     fn device(&mut self) -> DeviceNow;
 
     /// Builds a generation.
     ///
     /// # Errors
-    /// [`Failure`]; whatever was built before the failure has been released again.
+    /// [`Failure`]; memory taken before the failure has been released again.
     fn build(&mut self, shape: Shape) -> Result<Self::G, Failure>;
 
-    /// Sets start reserve aside in a freshly built generation.
+    /// Sets the emergency reserve aside in a freshly built generation.
     ///
     /// # Errors
     /// [`OutOfMemory`] if it does not fit.
@@ -146,23 +145,23 @@ pub trait Generations {
     /// Drops a generation and hands unused pool segments back.
     fn teardown(&mut self, generation: Self::G) -> Released;
 
-    /// What still belongs to some generation according to the ledger, while none should be alive.
+    /// Components that belong to a generation according to the ledger, while none should be alive.
     fn survivors(&self) -> Vec<Component>;
 
     /// Hands unused pool segments back without dropping anything.
     fn trim(&mut self);
 
-    /// The least value over all ranks.
+    /// The smallest `value` over all ranks.
     fn reduce_min(&mut self, value: u64) -> u64 {
         value
     }
 
-    /// The greatest value over all ranks.
+    /// The largest `value` over all ranks.
     fn reduce_max(&mut self, value: u64) -> u64 {
         value
     }
 
-    /// Told about progress, one log line each.
+    /// Reports progress, one log line for each event.
     fn event(&mut self, event: &Event<'_>) {
         let _ = event;
     }

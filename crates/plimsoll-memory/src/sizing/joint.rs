@@ -1,16 +1,16 @@
 //! Splitting one budget between KV pages and recurrent state slots.
 //!
-//! A hybrid model needs both, and a request needs its share of both: sized one after the other, whichever comes first
-//! starves the other. So `slots · slot_bytes + pages · page_bytes ≤ budget` is solved in one go. The safety margin is
-//! already inside the budget and is not applied again.
+//! A hybrid model needs both pools, and a request needs its share of both. If one pool were sized first, it would starve the other. So
+//! `slots · slot_bytes + pages · page_bytes ≤ budget` is solved for both at once. The safety margin is already inside the budget and is not
+//! applied again.
 
 use super::Fraction;
 use crate::host::ExactBytes;
 
-/// What is to be split. Sizes are bytes.
+/// The budget, the unit sizes and the minima. Sizes are bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct JointInput {
-    /// What both pools may take together.
+    /// Bytes that both pools may take together.
     pub budget: u64,
     /// Bytes of one KV page; not zero.
     pub page_bytes: u64,
@@ -18,17 +18,17 @@ pub struct JointInput {
     pub page_tokens: u64,
     /// Bytes of one recurrent state slot; not zero.
     pub slot_bytes: u64,
-    /// Slots each request owns: one, and one for every draft token.
+    /// Slots of each request: one, and one for every draft token.
     pub slots_per_request: u64,
-    /// KV tokens a typical request holds, which sets the balance between both pools.
+    /// KV tokens of a typical request, which balance the two pools.
     pub tokens_per_request: u64,
     /// Requests that must fit at the same time; at least one is assumed.
     pub min_requests: u64,
-    /// Requests beyond which more state is useless.
+    /// The most requests that can use state; more slots would be useless.
     pub max_requests: u64,
     /// KV tokens that must fit.
     pub min_tokens: u64,
-    /// The user's own share of the budget for state, instead of the balance.
+    /// The user's share of the budget for state, in place of the balance.
     pub state_ratio: Option<Fraction>,
 }
 
@@ -49,10 +49,10 @@ pub struct JointSplit {
     pub kv_bytes: u64,
 }
 
-/// Why there is no split.
+/// The reason why there is no split.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, thiserror::Error)]
 pub enum JointError {
-    /// Not even the minimum fits.
+    /// The budget is below the minimum of both pools.
     #[error(
         "{min_requests} request(s) with recurrent state and {min_tokens} KV tokens need {need}, but only {budget} are \
          there: {short} are missing",
@@ -63,9 +63,9 @@ pub enum JointError {
         min_requests: u64,
         /// Tokens that had to fit.
         min_tokens: u64,
-        /// Bytes both minima need.
+        /// Bytes that both minima need together.
         need: u64,
-        /// Bytes there are.
+        /// Bytes of the budget.
         budget: u64,
     },
     /// Both minima would fit, but not with the user's ratio.
@@ -88,8 +88,8 @@ pub enum JointError {
 
 /// Solves for both pools.
 ///
-/// Without a ratio as many requests as possible get state *and* `tokens_per_request` KV tokens, at most `max_requests`;
-/// what remains goes to KV. With a ratio the state gets that share, and KV all the rest, unused state share included.
+/// Without a ratio, as many requests as possible get state *and* `tokens_per_request` KV tokens, at most `max_requests`. The rest of the
+/// budget goes to KV. With a ratio, state gets that share, and KV gets all other bytes, the unused part of the state's share included.
 ///
 /// # Errors
 /// [`JointError`] if the minima do not fit, alone or with the ratio, or if a unit is zero.
@@ -144,7 +144,7 @@ pub fn solve(input: &JointInput) -> Result<JointSplit, JointError> {
     })
 }
 
-/// The ratios that would do, in parts per million: rounded up for state, down for KV.
+/// Returns the error with the range of ratios that fit, in parts per million: rounded up for state, down for KV.
 fn bad_ratio(ratio: Fraction, min_state: u128, min_kv: u128, budget: u128) -> JointError {
     let clamp = |ppm: u128| Fraction::from_ppm(ppm.clamp(1, 1_000_000) as u32).unwrap_or(Fraction::ONE);
     let least = clamp((min_state * 1_000_000).div_ceil(budget));

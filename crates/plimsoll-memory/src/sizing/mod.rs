@@ -1,8 +1,8 @@
-//! How large the KV pool may be: measured, not guessed.
+//! The size of the KV pool: measured, not guessed.
 //!
-//! Start-up is plan → probe → size → build → self-test. [`target_tokens`] is the arithmetic, [`joint`] splits the budget
-//! between KV pages and recurrent state, [`auto_profile`] drives the attempts over any [`Generations`], and
-//! [`diagnose`] words the failure. Nothing here knows a device, a model or a thread; a fake device runs all of it.
+//! Start-up is plan → probe → size → build → self-test. [`target_tokens`] is the arithmetic, and [`joint`] splits the budget between KV
+//! pages and recurrent state. [`auto_profile`] drives the attempts over any [`Generations`], and [`diagnose`] explains a failure. This
+//! module depends on no device, model or thread; a fake device runs all of it.
 
 mod attempts;
 mod checks;

@@ -1,19 +1,19 @@
-//! What a start-up results in.
+//! The result of a start-up.
 
 use super::generations::Shape;
 use super::report::ShadowReport;
 use super::{SizingWarning, Target};
 
-/// A running generation, and how it came about.
+/// A running generation, and the numbers that led to it.
 #[derive(Debug)]
 pub struct Outcome<G> {
-    /// Built, tested, ready.
+    /// The generation: built, tested and ready.
     pub generation: G,
     /// Its shape.
     pub shape: Shape,
     /// The longest request it serves.
     pub max_seq_len: u64,
-    /// Bytes of start reserve inside it.
+    /// Bytes of the emergency reserve inside it.
     pub emergency_reserve_bytes: u64,
     /// Attempts at production size that were made, the successful one included.
     pub attempts: u32,
@@ -23,8 +23,8 @@ pub struct Outcome<G> {
     pub target: Option<Target>,
     /// The most bytes held in the last self-test.
     pub peak_reserved: u64,
-    /// What had to be corrected.
+    /// Numbers that had to be corrected.
     pub warnings: Vec<SizingWarning>,
-    /// What auto mode would have chosen; only in [`Mode::Shadow`](crate::sizing::config::Mode::Shadow).
+    /// The choice of auto mode; only in [`Mode::Shadow`](crate::sizing::config::Mode::Shadow).
     pub shadow: Option<ShadowReport>,
 }

@@ -44,7 +44,7 @@ pub(super) fn start<D: Generations>(
     Ok(Outcome { shadow, ..outcome })
 }
 
-/// What arithmetic can tell before anything is built; returns the longest request.
+/// Checks by arithmetic, before anything is built, that the pools fit. Returns the longest request.
 fn check_pinned(cfg: &ProfileConfig, tokens: u64, slots: u64, available: u64) -> Result<u64, SizingError> {
     if tokens == 0 {
         return Err(SizingError::Zero { what: "--max-total-token-num" });

@@ -1,18 +1,17 @@
-//! Plan once, build once, test once: a start at the size that the planner worked out.
+//! Plan once, build once, test once: a start at the size that the planner computed.
 //!
-//! Auto mode measures with a probe what does not grow with capacity, sizes, and builds and tests again. That measurement
-//! is `peak − tokens · cell`, whatever the generation's size: so the generation that will serve can be its own probe. Built at the
-//! planned size and tested once, it is kept if the same arithmetic, fed with its own peak, leaves room for at least
-//! the tokens it has. If memory ran out, or the measurement says that the plan was too large, the plan was wrong on this
-//! machine: the generation is torn down and auto mode takes over from the beginning. What is kept has passed every check
-//! that auto mode makes; what the probe alone could find, it still finds.
+//! Auto mode uses a probe to measure the bytes that do not grow with capacity; then it sizes, builds and tests again. That measurement is
+//! `peak − tokens · cell`, for a generation of any size. So the generation that will serve can be its own probe. It is built at the planned
+//! size and tested once. It is kept if the same arithmetic, with its own peak, leaves room for at least the tokens it has. If memory ran
+//! out, or the measurement shows that the plan is too large, the plan is wrong for this machine. The generation is then torn down, and auto
+//! mode starts from the beginning. A kept generation has passed every check that auto mode makes.
 
 use super::generations::Generations;
 use super::outcome::Outcome;
 use super::run::{Fault, Run};
 use super::{Event, PoolPhase, SizingError, check_sizes, target_tokens};
 
-/// Starts at `tokens` and `state_slots`, or as auto mode does where they do not hold.
+/// Starts at `tokens` and `state_slots`. Where the plan does not hold, starts as auto mode does.
 pub(super) fn start<D: Generations>(
     mut run: Run<'_, D>,
     tokens: u64,
@@ -33,7 +32,7 @@ pub(super) fn start<D: Generations>(
         }
     };
     let peak_reserved = measured.peak_reserved;
-    // The start reserve stands already; the arithmetic sets it aside on its own.
+    // The peak includes the emergency reserve, and the arithmetic subtracts it once more; so it is left out here.
     let target = target_tokens(&run.input(shape, peak_reserved.saturating_sub(cfg.emergency_reserve_bytes)));
     let fits = run.agreed_size(&target).ok().filter(|(fit, slots)| *fit >= tokens && *slots >= state_slots);
     if fits.is_none() {
@@ -50,7 +49,7 @@ pub(super) fn start<D: Generations>(
     Ok(outcome)
 }
 
-/// Whether arithmetic alone has nothing against the plan, on any rank; then the longest request it serves.
+/// Returns the longest request of the plan. `None` if arithmetic alone rules the plan out on any rank.
 fn worth_building<D: Generations>(run: &mut Run<'_, D>, tokens: u64, state_slots: u64) -> Option<u64> {
     let cfg = run.cfg;
     let need =

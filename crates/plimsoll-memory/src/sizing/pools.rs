@@ -3,11 +3,11 @@
 use super::joint::{self, JointInput};
 use super::{ProfileConfig, SizingError, Target};
 
-/// The pools that this rank's budget holds, in whole pages: `(tokens, state slots)`. `total` is only named in errors. A planner that
-/// feeds it planned bytes gets what start-up gets from measured ones.
+/// Returns the pools that this rank's budget holds, in whole pages: `(tokens, state slots)`. `total` only appears in errors. The planner
+/// calls this with planned bytes, start-up with measured ones.
 ///
 /// # Errors
-/// [`SizingError::NothingFits`], or what keeps both pools from fitting together.
+/// [`SizingError::NothingFits`], or the reason why both pools do not fit together.
 pub fn own_size(cfg: &ProfileConfig, target: &Target, total: u64) -> Result<(u64, u64), SizingError> {
     let nothing = |short: u64| SizingError::NothingFits {
         total,

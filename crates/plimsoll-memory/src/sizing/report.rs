@@ -1,21 +1,21 @@
-//! What auto mode would choose, as a report.
+//! The choice of auto mode, as a report.
 
 use super::pools::own_size;
 use super::{PoolPhase, ProfileConfig, SizingInput, Target, check_sizes, target_tokens};
 use std::fmt;
 
-/// What auto mode would choose, beside what is running.
+/// The choice of auto mode, beside the running server's size.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize)]
 pub struct ShadowReport {
     /// KV tokens of the running server.
     pub running_tokens: u64,
-    /// KV tokens auto mode would build; zero if it would refuse.
+    /// KV tokens that auto mode would build; zero if it would refuse.
     pub chosen_tokens: u64,
-    /// State slots auto mode would build.
+    /// State slots that auto mode would build.
     pub chosen_state_slots: u64,
-    /// Why auto mode would refuse.
+    /// The reason why auto mode would refuse.
     pub refusal: Option<String>,
-    /// The arithmetic.
+    /// The arithmetic behind the choice.
     pub target: Target,
 }
 
@@ -31,7 +31,7 @@ impl ShadowReport {
         Self { running_tokens, chosen_tokens, chosen_state_slots, refusal, target }
     }
 
-    /// Tokens auto mode would add (positive) or take away (negative).
+    /// Tokens that auto mode would add (positive) or take away (negative).
     #[must_use]
     pub fn delta(&self) -> i128 {
         i128::from(self.chosen_tokens) - i128::from(self.running_tokens)

@@ -1,16 +1,16 @@
-//! One generation from the shape to the verdict: built, given its start reserve, tested, dropped; and what all ranks think.
+//! One generation's life: it is built, given its emergency reserve, tested and dropped, with votes of all ranks.
 //!
-//! Every step that can fail on one rank ends with a vote here. What to try next is decided in `attempts`.
+//! Every step that can fail on one rank ends with a vote here. `attempts` decides what to try next.
 
 use super::generations::{Failure, Generations, Measured, OutOfMemory, Shape};
 use super::outcome::Outcome;
 use super::{Event, PoolPhase, ProfileConfig, SizingError, SizingInput, SizingWarning};
 
-/// Why a generation did not come to serve, as seen from this rank.
+/// The reason why a generation does not serve, as seen from this rank.
 pub(super) enum Fault {
-    /// Memory ran out here, or elsewhere if `None`.
+    /// Memory ran out: here, or on another rank if `None`.
     Memory(Option<OutOfMemory>),
-    /// Something that is not retried.
+    /// An error that is not retried.
     Fatal(SizingError),
 }
 
@@ -22,7 +22,7 @@ impl Fault {
         }
     }
 
-    /// The refused allocation, if there was one on this rank.
+    /// The refused allocation, if it happened on this rank.
     pub(super) fn into_memory(self) -> Option<OutOfMemory> {
         match self {
             Self::Memory(oom) => oom,
@@ -53,7 +53,7 @@ impl<'a, D: Generations> Run<'a, D> {
         Self { cfg, device, warnings: Vec::new(), generations: 0 }
     }
 
-    /// A start that went well, with the fields of a pinned one.
+    /// The outcome of a successful start, with the fields of a pinned one.
     pub(super) fn outcome(self, generation: D::G, shape: Shape, max_seq_len: u64, measured: Measured) -> Outcome<D::G> {
         Outcome {
             generation,
@@ -69,7 +69,7 @@ impl<'a, D: Generations> Run<'a, D> {
         }
     }
 
-    /// The terms of sizing, with the device as it is now.
+    /// The input of the arithmetic, with the device as it is now.
     pub(super) fn input(&mut self, shape: Shape, peak_reserved: u64) -> SizingInput {
         let now = self.device.device();
         SizingInput {
@@ -90,7 +90,7 @@ impl<'a, D: Generations> Run<'a, D> {
         Shape { tokens, state_slots, generation: self.generations, phase }
     }
 
-    /// Builds, sets start reserve aside, tests. The generation comes back even if it failed, to be torn down.
+    /// Builds a generation, sets its emergency reserve aside and tests it. Returns the generation even if the test failed, for teardown.
     pub(super) fn try_generation(
         &mut self,
         shape: Shape,
@@ -116,7 +116,7 @@ impl<'a, D: Generations> Run<'a, D> {
             self.vote(fault).map_or(Ok(()), Err)?;
         }
         let result = self.device.self_test(generation).map_err(Fault::from);
-        // A leak after running out of memory is a bug of ours and says so; after any other error that error is it.
+        // A leak after running out of memory is a bug of this program and is reported. Any other error is reported as it is.
         let result = match result {
             Err(Fault::Fatal(error)) => Err(Fault::Fatal(error)),
             result => self.pools_full(generation).map_err(Fault::Fatal).and(result),
@@ -134,7 +134,7 @@ impl<'a, D: Generations> Run<'a, D> {
         }
     }
 
-    /// Drops a generation and checks that its memory came back; without one, that a failed build left nothing.
+    /// Drops a generation and checks that its memory was released. Without a generation, checks that the failed build left nothing.
     pub(super) fn teardown(&mut self, generation: Option<D::G>, shape: Shape) -> Result<(), SizingError> {
         let (released, expected) = match generation {
             None => (0, 0),
@@ -155,7 +155,7 @@ impl<'a, D: Generations> Run<'a, D> {
         self.agree(result)
     }
 
-    /// Lets every rank know whether this one failed. Returns this rank's own fault if it is as bad as the worst.
+    /// Tells every rank whether this one failed. Returns this rank's own fault if it is as severe as the worst.
     fn vote(&mut self, mine: Option<Fault>) -> Option<Fault> {
         let own = mine.as_ref().map_or(0, Fault::severity);
         match self.device.reduce_max(own) {
@@ -165,7 +165,7 @@ impl<'a, D: Generations> Run<'a, D> {
         }
     }
 
-    /// A vote on something that is fatal wherever it fails.
+    /// A vote on a result whose failure is fatal on any rank.
     pub(super) fn agree<T>(&mut self, mine: Result<T, SizingError>) -> Result<T, SizingError> {
         let failed = self.device.reduce_max(u64::from(mine.is_err())) > 0;
         let value = mine?;

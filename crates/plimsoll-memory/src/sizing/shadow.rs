@@ -1,18 +1,18 @@
-//! Shadow mode: what auto mode would choose, beside what runs. It reports and changes nothing.
+//! Shadow mode: the choice of auto mode, beside the running server. It reports and changes nothing.
 //!
-//! Two ways to the numbers: a pinned server's own self-test, or [`dry_run`], which builds a probe, measures, and takes it down.
+//! The numbers come from a pinned server's own self-test, or from [`dry_run`], which builds a probe, measures, and takes it down.
 
 use super::generations::Generations;
 use super::report::ShadowReport;
 use super::run::Run;
 use super::{ProfileConfig, SizingError, SizingInput};
 
-/// Probes and measures as auto mode does, and reports what it would choose next to `running_tokens`. The probe is gone afterwards;
-/// nothing of production size is ever built, so that this can run beside the server it asks about.
+/// Probes and measures as auto mode does, and reports its choice next to `running_tokens`. The probe is gone afterwards. Nothing of
+/// production size is ever built, so this can run beside the running server.
 ///
 /// # Errors
-/// [`SizingError`] when not even the probe could be built and measured. A capacity that auto mode would refuse is no error
-/// but part of the report.
+/// [`SizingError`] when the probe could not be built and measured. A capacity that auto mode would refuse is part of the report and no
+/// error.
 pub fn dry_run<D: Generations>(
     cfg: &ProfileConfig,
     device: &mut D,
@@ -25,7 +25,7 @@ pub fn dry_run<D: Generations>(
 }
 
 impl<D: Generations> Run<'_, D> {
-    /// The report that all ranks share.
+    /// Returns the report that all ranks share.
     pub(super) fn shadow_report(&mut self, input: &SizingInput, running_tokens: u64) -> ShadowReport {
         let mut report = ShadowReport::new(self.cfg, input, running_tokens);
         report.chosen_tokens = self.device.reduce_min(report.chosen_tokens);

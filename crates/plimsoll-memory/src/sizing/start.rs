@@ -1,4 +1,4 @@
-//! The entry: a start-up in the mode that the configuration names.
+//! The entry point: a start-up in the mode of the configuration.
 
 use super::generations::Generations;
 use super::outcome::Outcome;
@@ -10,7 +10,7 @@ use super::{Mode, ProfileConfig, SizingError};
 /// Sizes a server and returns it built and tested.
 ///
 /// # Errors
-/// [`SizingError`]; nothing is left standing then.
+/// [`SizingError`]; no generation is alive then.
 pub fn auto_profile<D: Generations>(cfg: &ProfileConfig, device: &mut D) -> Result<Outcome<D::G>, SizingError> {
     let mut run = Run::new(cfg, device);
     run.agree(cfg.validate())?;

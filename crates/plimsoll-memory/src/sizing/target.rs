@@ -1,13 +1,13 @@
-//! The arithmetic of sizing: how many tokens the probe takes, and how many the measurement leaves room for.
+//! The arithmetic of sizing: the tokens of the probe, and the tokens that the measurement leaves room for.
 //!
-//! Integers only and rounded down, so that every rank computes the same number and none rounds up over the line.
-//! No attempt is made here and no limit is checked: see `attempts` and `checks`.
+//! It uses integers only and rounds down, so that every rank computes the same number and none exceeds the memory limit. It makes no
+//! attempt and checks no limit: see `attempts` and `checks`.
 
 use super::Fraction;
 
-/// Tokens a probe has at least, unless a tiny device asks for fewer.
+/// The least tokens of a probe, unless the configuration for a tiny device asks for fewer.
 pub const PROBE_FLOOR_TOKENS: u64 = 8192;
-/// The default start reserve that is set aside after the pools are built.
+/// Default bytes of the emergency reserve, which is set aside after the pools are built.
 pub const EMERGENCY_RESERVE_BYTES: u64 = 256 << 20;
 
 /// KV tokens for the probe: one full prefill step, and one new slot for every row of a full decode step.
@@ -19,12 +19,12 @@ pub fn probe_tokens(batch_max_tokens: u64, max_decode_batch: u64, floor: u64) ->
     batch_max_tokens.saturating_add(max_decode_batch).max(floor)
 }
 
-/// What was measured, and what is wanted. All sizes are bytes on one device.
+/// The measurement, and the configured sizes. All sizes are bytes on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 pub struct SizingInput {
     /// The capacity of the device, or the effective limit of the host.
     pub total: u64,
-    /// The most this process held while the probe was tested, pool slack included.
+    /// The most bytes that this process held while the probe was tested, pool slack included.
     pub peak_reserved: u64,
     /// KV tokens that were built for the probe.
     pub probe_tokens: u64,
@@ -33,11 +33,11 @@ pub struct SizingInput {
     /// Bytes of recurrent state that were built for the probe; they are sized together with KV, so they leave the
     /// fixed part. Zero for models without recurrent state.
     pub probe_state_bytes: u64,
-    /// What this process holds now.
+    /// Bytes that this process holds now.
     pub own_reserved_now: u64,
-    /// What could still be taken now.
+    /// Bytes that this process could still take now.
     pub available_now: u64,
-    /// Emergency reserve to leave room for.
+    /// Bytes of the emergency reserve to leave room for.
     pub emergency_reserve: u64,
     /// The share of the budget that is used.
     pub fraction: Fraction,
@@ -57,7 +57,7 @@ pub enum SizingWarning {
         /// The probe's KV and state bytes.
         probe_bytes: u64,
     },
-    /// More is available than the total less our own: peers would be negative.
+    /// Bytes available and bytes of this process exceed the total: peers would be negative.
     #[error(
         "{available} bytes available and {own} bytes of our own are more than the total of {total} bytes; peers are \
          taken as 0 bytes"
@@ -65,9 +65,9 @@ pub enum SizingWarning {
     PeersClamped {
         /// The capacity.
         total: u64,
-        /// What this process holds.
+        /// Bytes that this process holds.
         own: u64,
-        /// What is available.
+        /// Bytes available.
         available: u64,
     },
     /// The decode step of the self-test is smaller than the largest one, because the probe has too few state slots.
@@ -78,7 +78,7 @@ pub enum SizingWarning {
     ProbeSlots {
         /// Slots in the probe.
         slots: u64,
-        /// Requests that is.
+        /// Concurrent requests that these slots support.
         batch: u64,
         /// Requests wanted.
         wanted: u64,
@@ -94,9 +94,9 @@ pub enum SizingWarning {
     /// The context was shortened to what fits, as the user allowed.
     #[error("the maximum sequence length is reduced from {from} to {to} tokens, which is what fits")]
     ContextClamped {
-        /// What was asked for.
+        /// The maximum sequence length that was asked for.
         from: u64,
-        /// What is used.
+        /// The maximum sequence length that is used.
         to: u64,
     },
 }
@@ -108,17 +108,17 @@ pub struct Target {
     pub tokens: u64,
     /// Everything of this process that does not grow with capacity.
     pub non_kv: u64,
-    /// What others use.
+    /// Bytes that other processes use.
     pub peers: u64,
-    /// The start reserve.
+    /// Bytes of the emergency reserve.
     pub emergency_reserve: u64,
-    /// What is left for pools before the fraction is applied.
+    /// Bytes left for pools before the fraction is applied.
     pub room: u64,
-    /// What the pools may take: `room × fraction`. The only place where the margin is applied.
+    /// Bytes that the pools may take: `room × fraction`. The margin is applied here only.
     pub budget: u64,
-    /// By how much fixed parts, peers and emergency reserve exceed the capacity; zero unless nothing fits.
+    /// Bytes by which fixed parts, peers and emergency reserve exceed the capacity; zero unless nothing fits.
     pub deficit: u64,
-    /// What had to be corrected.
+    /// Numbers that had to be corrected.
     pub warnings: Vec<SizingWarning>,
 }
 

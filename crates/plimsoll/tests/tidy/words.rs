@@ -6,6 +6,10 @@ use crate::{code_files, root};
 const VAGUE_MAX: usize = 4;
 const VAGUE: [&str; 7] = ["who", "whoever", "nobody", "somebody", "everybody", "anybody", "whose"];
 
+/// Comment paragraphs that begin without a thing, of 1,000 comment lines.
+const NAMELESS_MAX: usize = 1;
+const NAMELESS: [&str; 6] = ["What", "Those", "One that", "So many", "Whichever", "Who"];
+
 /// Words of the median sentence of README.md and ARCHITECTURE.md.
 const SENTENCE_WORDS_MAX: usize = 15;
 
@@ -27,6 +31,24 @@ fn comments_name_the_thing_that_acts() {
         comments.iter().filter(|(_, line)| is_vague(line)).map(|(file, line)| format!("{file}: {line}")).collect();
     println!("{} of {} comment lines have a vague subject", vague.len(), comments.len());
     assert!(vague.len() * 1000 <= comments.len() * VAGUE_MAX, "{vague:#?}");
+}
+
+#[test]
+fn comments_begin_with_a_thing() {
+    let (mut nameless, mut lines) = (Vec::new(), 0);
+    for (file, text) in code_files() {
+        let mut goes_on = false;
+        for line in text.lines().map(str::trim) {
+            let words = line.strip_prefix("//").map(|rest| rest.trim_start_matches(['/', '!']).trim());
+            let begins = words.filter(|words| !goes_on && !words.is_empty());
+            let is_nameless = |words: &str| NAMELESS.iter().any(|name| words.starts_with(&format!("{name} ")));
+            nameless.extend(begins.filter(|words| is_nameless(words)).map(|words| format!("{file}: {words}")));
+            lines += usize::from(words.is_some());
+            goes_on = words.is_some_and(|words| !words.is_empty());
+        }
+    }
+    println!("{} of {lines} comment lines begin without a thing", nameless.len());
+    assert!(nameless.len() * 1000 <= lines * NAMELESS_MAX, "{nameless:#?}");
 }
 
 /// The number of words of every sentence in a Markdown text: without code, tables and headings.

@@ -1,11 +1,11 @@
-//! What the plan says of media.
+//! The lines of media in the plan.
 
 use plimsoll_memory::{Bytes, Component, PlanLine};
 
 use super::{MediaPlan, OUTPUT_PAGE_ROWS};
 
 impl MediaPlan {
-    /// Its lines in the plan.
+    /// Returns the lines of encoder outputs and of media staging.
     pub(crate) fn lines(&self) -> [PlanLine; 2] {
         let (pages, rows) = (self.pages, self.pages * OUTPUT_PAGE_ROWS);
         let (tokens, batch, width) = (self.tokens, self.batch, self.width);
@@ -20,7 +20,7 @@ impl MediaPlan {
         [outputs, PlanLine { component: Component::MediaStaging, bytes: self.media_bytes, detail }]
     }
 
-    /// For the line of the step workspace.
+    /// Returns the text that media add to the line of the step workspace.
     pub(crate) fn words(&self) -> String {
         let (tokens, batch) = (self.tokens, self.batch);
         format!("; or, between steps, {batch} media of up to {tokens} tokens: {}", Bytes(self.workspace as u64))

@@ -1,25 +1,25 @@
-//! What encoders ask of a GPU: what goes to it and comes back, and dispatches.
+//! The transfers and dispatches of encoders on a GPU.
 
 use plimsoll_device::{Calls, DeviceError, PlanDevice};
 use plimsoll_models::EncoderInput;
 
 use super::{Candidate, MediaPlan, Planner};
 
-/// What one batch asks of a GPU at most; nothing where the host's cores encode.
+/// The most that one batch needs of a GPU; all zero where the host's cores encode.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Transfers {
-    /// Words that it sends.
+    /// Words that a batch sends.
     pub upload: usize,
-    /// Dispatches.
+    /// Dispatches of a batch.
     pub calls: Calls,
-    /// Numbers that come back.
+    /// Numbers that a batch fetches.
     pub output: usize,
     /// An operation that the GPU lacks.
     pub missing: Option<&'static str>,
 }
 
 impl Transfers {
-    /// Room for either of two batches.
+    /// Returns the maxima of two batches.
     pub fn max(self, other: Self) -> Self {
         Self {
             upload: self.upload.max(other.upload),
@@ -43,8 +43,8 @@ impl MediaPlan {
 }
 
 impl Planner<'_> {
-    /// Of `batch` items: as many of the one that asks for most. What is sent and comes back grows with the rows alone, and a batch has no
-    /// more dispatches than its items have one by one.
+    /// Returns the most transfers of `batch` items: all of them are the item that needs most. Words sent and fetched grow with the rows
+    /// alone. A batch has no more dispatches than its items have one by one.
     pub(super) fn transfers(&self, batch: usize, candidates: &[Candidate]) -> Result<Transfers, DeviceError> {
         let mut most = Transfers::default();
         if !self.weights.on_gpu() {

@@ -140,7 +140,7 @@ impl<T> Scheduler<T> {
             if !self.entries.is_empty() {
                 return true;
             }
-            // It is the newest and there is no page for it: it waits, and the others go on.
+            // The newest sequence has no page: it waits, and the others continue.
             if self.running.get(i).is_some_and(|seq| seq.order == order) {
                 return false;
             }

@@ -18,7 +18,7 @@ fn mapped(engine: &EngineHandle) -> bool {
     engine.metrics().weights_mapped.get() == 1
 }
 
-/// Starts, answers and stops: the answers, and whether the weights were mapped.
+/// Starts, answers and stops. Returns the answers, and whether the weights were mapped.
 fn run(model: &str, options: &Options) -> (Vec<Vec<TokenOut>>, bool) {
     let engine = start_with(&fixture(model), options);
     let found = (answers(&engine), mapped(&engine));
@@ -106,7 +106,7 @@ fn servers_share_a_file_and_one_of_them_writes() {
     let first = start_with(&fixture("llama"), &options(&dir));
     let second = start_with(&fixture("llama"), &options(&dir));
     assert!(mapped(&first) && mapped(&second));
-    // A file that is removed stays for those that map it.
+    // A removed file stays for the processes that map it.
     std::fs::remove_file(file_in(&dir)).unwrap();
     assert!(answers(&first) == expected && answers(&second) == expected);
     stop(first);
@@ -127,7 +127,7 @@ fn mapped_weights_are_counted_like_packed_ones() {
     };
     let (packed, mapped) = (rows(&Options::default()), rows(&options(&dir)));
     assert_eq!((&packed.0, &packed.2), (&mapped.0, &mapped.2));
-    // Of anonymous memory the ledger counts whole pages that are there.
+    // The ledger counts the whole touched pages of anonymous memory.
     assert!(packed.1.abs_diff(mapped.1) <= 2 << 20, "{packed:?} {mapped:?}");
     assert_eq!((packed.3, mapped.3), (0, mapped.0), "the file's pages count as the process's own");
 }

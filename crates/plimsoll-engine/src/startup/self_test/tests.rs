@@ -1,4 +1,4 @@
-//! A12: the self-test runs exactly the largest steps the scheduler can form, and no step it forms needs more than was planned.
+//! A12: the self-test runs exactly the largest steps that the scheduler can form, and no step needs more than was planned.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -16,7 +16,7 @@ use crate::runner::cpu::Passes;
 use crate::runner::step_buffers::{DraftRows, StepBuffers};
 use crate::schedule::scheduler::{NewSeq, Scheduler, Seq, StepEntry};
 
-/// What makes a step dear.
+/// The sizes of a step that determine its cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Cost {
     rows: usize,
@@ -40,10 +40,10 @@ impl Cost {
     }
 }
 
-/// Notes what each step costs, the draft passes behind it included, and computes nothing.
+/// Records the cost of each step, draft passes included, and computes nothing.
 struct Recorder<'a> {
     blueprint: &'a Blueprint,
-    /// The device of the current step: what the passes before took is still there.
+    /// The device of the current step: allocations of earlier passes are still in place.
     device: PlanDevice<'a>,
     passes: Passes,
     steps: Vec<Cost>,
@@ -133,8 +133,8 @@ fn blueprint(model: &str, options: &Options) -> Blueprint {
     Blueprint::new(&Checkpoint::open(&path).unwrap(), options).unwrap()
 }
 
-/// Serves random requests to their ends with the real scheduler, every draft accepted. Returns what its dearest steps cost, and how many
-/// chunks were computed layer by layer.
+/// Serves random requests to their ends with the real scheduler; every draft is accepted. Returns the highest cost of its steps, and the
+/// number of chunks that were computed layer by layer.
 fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(usize, usize, bool)]) -> (Cost, usize) {
     let Pools { pages, slots } = pools;
     let states = (slots > 0).then(|| StatePool::new(slots, pages).unwrap());
@@ -157,7 +157,7 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(u
             settle(&mut scheduler, &mut runner, &mut buffers[0], &limits, &entries);
         }
         match scheduler.layered() {
-            // One step goes between its layers.
+            // One step runs between its layers.
             Some((number, entry)) if number != begun => {
                 begun = number;
                 runner.begin(&buffers[1].fill(&[entry], scheduler.running(), &mut Vec::new())).unwrap();
@@ -179,7 +179,9 @@ fn serve(blueprint: &Blueprint, limits: StepLimits, pools: Pools, requests: &[(u
     (runner.most(), chunks)
 }
 
-/// What the engine does after a step: every draft is accepted, and the draft head runs or the text goes on as it did.
+/// Updates sequences after a step, as the engine does: every draft is accepted. New drafts come from the draft head, or are made up without
+/// one.
+/// text.
 fn settle(
     scheduler: &mut Scheduler<()>,
     runner: &mut Recorder<'_>,
@@ -245,13 +247,13 @@ proptest! {
         let mut sampler = Sampler::new(blueprint.model.vocab_size()).unwrap();
         self_test(&mut tested, &mut sampler, &limits, context, pools, &Cancel::default()).unwrap();
         let most = tested.most();
-        // Exactly the largest: no dimension beyond what a step may have, and every dimension at its bound.
+        // Exactly the largest steps: no dimension exceeds the limit of a step, and every dimension reaches it.
         prop_assert_eq!((most.rows, most.context), (rows.min(context).max(tested.decodes), context));
         prop_assert_eq!(tested.decodes, limits.running.min(pages).max(usize::from(context > 1)));
         prop_assert_eq!(most.logit_rows, logit_rows.min(rows.min(context)).max(tested.decodes));
         let (served, _) = serve(&blueprint, limits, pools, &requests);
         prop_assert_eq!(served.max(most), most, "served {:?}, tested {:?}", served, most);
-        // And the plan knows it without running anything.
+        // The plan has the same number without running anything.
         let options = Options {
             kv_dtype: KvDtype::F32, batch_max_tokens: rows, graph_max_batch_size: logit_rows,
             running_max_req_size: limits.running, max_total_token_num: Some((pages * PAGE_TOKENS) as u64),
@@ -270,7 +272,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
 
-    /// The same for recurrent state and drafts: steps that check them, and the passes of the draft head behind them, if it makes them.
+    /// The same for recurrent state and drafts: steps that check drafts, and the draft head's passes after them, if it makes the drafts.
     #[test]
     fn a12_no_step_with_drafts_takes_more_workspace_than_was_planned(
         rows in 4usize..80, decodes in 1usize..12, drafts in 1usize..5, head: bool, optimistic: bool, pages in 8usize..60,
@@ -312,12 +314,12 @@ fn a12_the_self_test_samples_over_the_whole_vocabulary() {
     self_test(&mut Recorder::new(&blueprint), &mut sampler, &limits, 128, pools, &Cancel::default()).unwrap();
     assert_eq!(sampler.bytes(), before, "its scratch is made for the largest row once");
     assert!(before >= vocab * size_of::<f32>(), "a whole row of candidates");
-    // A sampler that was made too small would be noticed here, not by a client.
+    // A sampler that is too small fails here, not when a client uses it.
     let mut small = Sampler::new(vocab / 2).unwrap();
     assert!(self_test(&mut Recorder::new(&blueprint), &mut small, &limits, 128, pools, &Cancel::default()).is_err());
 }
 
-/// Chunks that are computed layer by layer are among what is served above, with steps between their layers.
+/// Chunks that are computed layer by layer are part of the served load above, with steps between their layers.
 #[test]
 fn a12_chunks_between_layers_are_among_what_is_served() {
     let blueprint = blueprint("llama", &Options::default());

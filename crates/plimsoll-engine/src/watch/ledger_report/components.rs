@@ -4,12 +4,12 @@ use plimsoll_memory::ledger::Row;
 use plimsoll_memory::{Ledger, Plan};
 use serde::Serialize;
 
-/// The memory of a GPU that has its own. Its components are among the others.
+/// The memory of a GPU that has its own. Its components are among the other rows.
 #[derive(Clone, Debug, Serialize)]
 pub struct DeviceMemory {
-    /// The most that may be used there.
+    /// The most bytes that this process may use there.
     pub line_bytes: u64,
-    /// Where that comes from.
+    /// Where that limit comes from.
     pub line_source: String,
     /// Σ planned there.
     pub planned_bytes: u64,
@@ -31,16 +31,16 @@ impl DeviceMemory {
 pub struct ComponentRow {
     /// Its name.
     pub component: &'static str,
-    /// It lies in the memory of a GPU that has its own, and is under the line of that.
+    /// Whether it lies in the memory of a GPU that has its own, under that GPU's limit.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub on_device: bool,
-    /// What the plan allows.
+    /// Bytes that the plan allows.
     pub planned_bytes: u64,
-    /// What it holds.
+    /// Bytes that it holds.
     pub committed_bytes: u64,
-    /// The most it ever held.
+    /// The most bytes that it ever held.
     pub peak_bytes: u64,
-    /// The arithmetic behind the plan, in words.
+    /// The arithmetic behind the planned bytes, as text.
     pub detail: String,
 }
 

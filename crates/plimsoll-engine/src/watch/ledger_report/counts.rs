@@ -20,7 +20,7 @@ pub(crate) struct Counts {
     pub reserve_releases: u64,
 }
 
-/// Device allocations before and after ready; the latter were refused.
+/// Device allocations before and after ready; those after ready were refused.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct DeviceAllocations {
     /// Made before ready.
@@ -32,30 +32,30 @@ pub struct DeviceAllocations {
 /// Requests since start.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Requests {
-    /// Ended well.
+    /// Requests that finished.
     pub finished: u64,
-    /// Client went away, or cancelled.
+    /// Requests that the client left or cancelled.
     pub aborted: u64,
-    /// Failed.
+    /// Requests that failed.
     pub failed: u64,
-    /// Refused with a 4xx.
+    /// Requests refused with a 4xx.
     pub refused_invalid: u64,
-    /// Refused with a 429.
+    /// Requests refused with a 429.
     pub refused_full: u64,
-    /// Refused with a 503 because memory was short.
+    /// Requests refused with a 503 because memory was short.
     pub refused_memory: u64,
-    /// Preempted, to be recomputed.
+    /// Preemptions; a preempted request is computed again.
     pub preemptions: u64,
 }
 
 /// Tokens since start.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Tokens {
-    /// Of prompts.
+    /// Tokens of prompts.
     pub prompt: u64,
-    /// Of prompts, found in the prefix cache.
+    /// Tokens of prompts that were found in the prefix cache.
     pub cached: u64,
-    /// Of answers.
+    /// Generated tokens.
     pub generated: u64,
 }
 

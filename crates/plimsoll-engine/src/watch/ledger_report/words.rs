@@ -1,4 +1,4 @@
-//! The report for people: on a line, and whole.
+//! The report as text for people: on one line, and in full.
 
 use std::fmt;
 
@@ -7,8 +7,7 @@ use plimsoll_memory::Bytes;
 use super::LedgerReport;
 
 impl LedgerReport {
-    /// One line for the log: the sums, what each component holds of what it may, and the numbers of running and waiting
-    /// requests.
+    /// One line for the log: the sums, the held and planned bytes of each component, and the numbers of running and waiting requests.
     pub fn line(&self) -> impl fmt::Display + '_ {
         Line(self)
     }
@@ -54,7 +53,7 @@ impl fmt::Display for Line<'_> {
     }
 }
 
-/// The whole report, for the end of a server: a table and three lines.
+/// The whole report, for the end of a server: a table and a few lines.
 impl fmt::Display for LedgerReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "  {:<17} {:>11} {:>11} {:>11}", "component", "planned", "committed", "peak")?;

@@ -79,7 +79,7 @@ pub(crate) struct Disk {
     /// Parts that left memory before they were written.
     lost: u64,
     unread: [u64; 4],
-    /// No reads until then: the disk took too long.
+    /// The end of a pause in reading, after the disk took too long.
     paused: Option<Instant>,
     /// Parts that are to be pinned once they are written.
     pins: VecDeque<(Name, PinEnd)>,
