@@ -9,7 +9,7 @@ use crate::common::greedy;
 use crate::common::recall::{Shape, recall_bench, says};
 use crate::process::own_process;
 
-/// Sweeps `site`: each passage panics once, in a life of its own. There are at least `least` passages; each panic fails `failed` requests.
+/// Sweeps `site`: each life has a panic at one passage. There are at least `least` passages; each panic fails `failed` requests.
 fn sweep(site: Site, least: u64, failed: usize, recoveries: u64) {
     hide_injected_panics();
     let script = requests();

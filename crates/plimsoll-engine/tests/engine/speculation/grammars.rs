@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A grammar with next tokens that depend on all tokens before: one of three classes may not come, half of the tokens may
-/// count together, and after so many tokens nothing may.
+/// A grammar whose next tokens depend on all tokens before: one of three classes is forbidden. At times ids from 128 on may be grouped. It
+/// is complete after a fixed number of tokens.
 #[derive(Debug)]
 pub(super) struct Weave(pub u64);
 
