@@ -1,5 +1,5 @@
-//! The whole engine on a GPU that software stands for: the log-probabilities of transformers, the same bits alone and in a crowd, the
-//! plan kept, and nothing taken after ready. `tests/gpu/install.sh` installs the driver.
+//! The whole engine on a GPU driver in software: the log-probabilities of transformers, the same bits alone and in a crowd. The plan holds,
+//! and no memory is allocated after ready. `tests/gpu/install.sh` installs the driver.
 
 mod common;
 #[path = "gpu/drafts.rs"]
@@ -20,7 +20,7 @@ use plimsoll_formats::Checkpoint;
 use plimsoll_memory::{Component, faults, heap};
 use plimsoll_text::Tokenizer;
 
-/// So that reports know what the heap holds.
+/// Counts the heap, so that reports contain it.
 #[global_allocator]
 static HEAP: heap::CountingHeap = heap::CountingHeap;
 
@@ -31,7 +31,7 @@ fn on_gpu(options: Options) -> Options {
     Options { device: DeviceChoice::Gpu(None), allow_software_gpu: true, ..options }
 }
 
-/// Device memory taken before ready, and attempts after it.
+/// Returns the bytes of device memory allocated before ready, and the attempts after it.
 fn allocations(engine: &EngineHandle) -> (u64, u64) {
     engine.ledger().allocations()
 }
@@ -82,7 +82,7 @@ fn experts_and_recurrent_layers_do_too() {
     }
 }
 
-/// Encoders give the hidden states and scores of transformers, each input the same bits in any company.
+/// Encoders give the hidden states and scores of transformers. Each input gives the same bits in any company.
 #[test]
 #[ignore = "external"]
 fn encoders_give_the_hidden_states_of_transformers() {
@@ -128,7 +128,7 @@ fn encoders_give_the_hidden_states_of_transformers() {
     }
 }
 
-/// What few tokens tell fetches few bytes, and is what whole rows tell.
+/// If few tokens determine the next one, few bytes are fetched. The answer is that of whole rows.
 #[test]
 #[ignore = "external"]
 fn few_bytes_come_back_where_likely_tokens_tell_the_answer() {
@@ -145,7 +145,7 @@ fn few_bytes_come_back_where_likely_tokens_tell_the_answer() {
     let usual = || SamplingParams { temperature: 0.8, seed: 7, ..SamplingParams::default() };
     let biased = |bias| SamplingParams { logit_bias: vec![(5, bias), (77, bias)], ..SamplingParams::greedy() };
     let penalised = SamplingParams { repetition_penalty: 1.3, frequency_penalty: 0.4, ..SamplingParams::greedy() };
-    // What comes back of a row: 8 bytes for each token that may tell the next one, or all.
+    // Bytes fetched for a row: 8 for each token that may be the next one, or all. 0: candidates, and at times whole rows.
     for (name, sampling, min_tokens, bytes) in [
         ("greedy", SamplingParams::greedy(), 0, 8),
         ("greedy, not to end yet", SamplingParams::greedy(), 24, 32 * 8),
@@ -164,7 +164,7 @@ fn few_bytes_come_back_where_likely_tokens_tell_the_answer() {
         assert_eq!(told, expected, "{name}");
         assert_eq!(all, 24 * row, "{name}");
         match bytes {
-            // Rows may be needed as well, now and then.
+            // Whole rows may be needed as well, now and then.
             0 => assert!(few >= 24 * 32 * 8 && few <= 24 * (32 * 8 + row), "{name}: {few}"),
             bytes => assert_eq!(few, 24 * bytes, "{name}"),
         }
@@ -172,7 +172,7 @@ fn few_bytes_come_back_where_likely_tokens_tell_the_answer() {
     assert_eq!(allocations(&engine).1, 0);
 }
 
-/// Memory of the GPU's own is planned, kept and reported apart from the machine's.
+/// Dedicated GPU memory is planned, held and reported apart from the machine's memory.
 #[test]
 #[ignore = "external"]
 fn a_gpu_with_memory_of_its_own_has_its_own_line() {
@@ -195,7 +195,7 @@ fn a_gpu_with_memory_of_its_own_has_its_own_line() {
     assert!(error.contains("a GPU with"), "{error}");
 }
 
-/// Buffers of software are on the heap, and are counted once.
+/// Buffers of the software driver are on the heap and are counted once.
 #[test]
 #[ignore = "external"]
 fn buffers_of_software_are_no_rest_of_the_heap() {
@@ -211,7 +211,7 @@ fn buffers_of_software_are_no_rest_of_the_heap() {
     assert!(rest + buffers <= resident + (4 << 20), "{words}");
 }
 
-/// `--device auto` takes hardware alone, and says what it takes.
+/// `--device auto` takes only a hardware GPU, and logs which device it takes.
 #[test]
 #[ignore = "external"]
 fn auto_takes_no_software() {
@@ -229,7 +229,7 @@ fn auto_takes_no_software() {
     assert_eq!(plimsoll_engine::choose_device(&checkpoint, &cpu).unwrap().1, None);
 }
 
-/// A GPU that is gone ends the requests of the moment, and is opened again, once.
+/// A lost GPU ends the running requests and is opened again, once.
 #[test]
 #[ignore = "external"]
 fn a_lost_gpu_ends_requests_and_is_opened_again_once() {
@@ -255,7 +255,7 @@ fn a_lost_gpu_ends_requests_and_is_opened_again_once() {
     }
 }
 
-/// Requests of all lengths, some of which begin alike.
+/// Requests of all lengths; some of them begin alike.
 fn crowd() -> Vec<(Vec<u32>, u32)> {
     let request = |i: u64| {
         let shared = mix(i).is_multiple_of(3);
@@ -283,7 +283,7 @@ fn same_bits(model: &str) {
         let engine = engine(model, &on_gpu(Options { prefix_cache: false, ..options.clone() }));
         crowd().iter().map(|of| ask(&engine, request(of))).collect()
     };
-    // Chunks of 16 rows, layer by layer beside answers; and a pool that is too small for all.
+    // Chunks of 16 rows, layer by layer beside answers, and a pool that is too small for all.
     for shape in [
         options.clone(),
         Options { batch_max_tokens: 16, ..options.clone() },
@@ -299,7 +299,7 @@ fn same_bits(model: &str) {
     }
 }
 
-/// Every buffer of a start is refused once: the start says why, or does without.
+/// Every buffer of a start is refused once: the start fails with the reason, or does without the buffer.
 #[test]
 #[ignore = "external"]
 fn every_buffer_of_a_start_may_be_refused() {
@@ -327,7 +327,7 @@ fn every_buffer_of_a_start_may_be_refused() {
             break;
         }
     }
-    // Weights, vectors, staging, a layer's cache each, arena, three buffers of transfers.
+    // Weights, vectors, staging, a cache for each layer, arena, three buffers of transfers.
     assert!(refused >= 8, "{refused} refusals");
 }
 
@@ -338,7 +338,7 @@ fn software_stands_for_no_gpu_unless_allowed() {
     let options = Options { allow_software_gpu: false, ..on_gpu(exact()) };
     let line = Host::read(&options).unwrap().limit;
     let why = line.gpu.expect("a GPU was asked for");
-    // On a machine with a GPU there is one.
+    // A machine with a GPU finds it.
     match why {
         Err(why) => assert!(why.contains("--allow-software-gpu") || why.contains("no GPU was found"), "{why}"),
         Ok(gpu) => assert!(!gpu.name.contains("llvmpipe"), "{gpu:?}"),

@@ -1,4 +1,4 @@
-//! Plan ≥ measured, and not by much: every component of every fixture model and of SmolLM2, driven to the worst it can come to.
+//! Every component of every fixture model and of SmolLM2 takes no more than planned, and not much less. Each is driven to its worst case.
 //!
 //! Each component is measured where it is taken: requests by the heap's peak while every place runs and no client
 //! reads, tables by the heap as they are built, the KV cache by the pages in use when the pool is full, the workspace
@@ -24,17 +24,18 @@ use plimsoll_text::Tokenizer;
 #[global_allocator]
 static HEAP: heap::CountingHeap = heap::CountingHeap;
 
-/// Share of the plan that may stay unused.
+/// Largest share of the plan that may stay unused.
 const SLACK: f64 = 0.05;
-/// Below this, slack is not judged by percent: a heap block, a page of the system and a step in which a tokenizer is planned are of
-/// this size, and no plan is exact to less than its units.
+/// Slack of up to this many bytes is allowed whatever its share. A heap block, a page of the system and a planning step of a tokenizer are
+/// of this size. No plan is exact to less than its units.
 const FLOOR_BYTES: u64 = 64 << 10;
-/// The most text bytes of a token that admission reserves without asking for more.
+/// A token with the most text bytes that admission reserves without asking for more.
 const LONG_TOKEN: &str = "<|sixteen_byte|>";
-/// Its id in the fixtures' tokenizer.
+/// Id of [`LONG_TOKEN`] in the fixtures' tokenizer.
 const LONG_ID: u32 = 382;
 
-/// What the watching thread holds for a moment while it reads limits, pressure and process: text of some files, the list of mappings the longest.
+/// Bytes that the watching thread holds for a moment while it reads limits, pressure and process: the text of some files. The list of
+/// mappings is the longest.
 const BESIDE_BYTES: u64 = 64 << 10;
 
 struct Row {
@@ -43,14 +44,14 @@ struct Row {
     measured: u64,
 }
 
-/// Prints the table and judges it.
+/// Prints the table and asserts that no row exceeds its plan or leaves too much of it unused.
 fn judge(model: &str, rows: &[Row]) {
     for Row { component, planned, measured } in rows {
         let slack = 100.0 * (*planned as f64 - *measured as f64) / *planned as f64;
         println!("{model:<24} {component:<22} {planned:>12} {measured:>12} {slack:>7.2} %");
     }
     for Row { component, planned, measured } in rows {
-        // What is measured as growth of the whole heap has the watching thread's look at the machine in it.
+        // Growth of the whole heap includes the bytes that the watching thread reads from the machine.
         let beside =
             if component.starts_with("request") || component.starts_with("  of it") { BESIDE_BYTES } else { 0 };
         assert!(*measured <= planned + beside, "{model}: {component} took {measured} bytes, {planned} were planned");
@@ -60,7 +61,7 @@ fn judge(model: &str, rows: &[Row]) {
     }
 }
 
-/// What `make` leaves on the heap.
+/// Returns the heap bytes that the value of `make` holds.
 fn heap_of<T>(make: impl FnOnce() -> T) -> u64 {
     let before = heap::in_use();
     let made = make();
@@ -81,7 +82,7 @@ fn long_tokenizer() -> Tokenizer {
     tokenizer
 }
 
-/// The `i`-th of the dearest requests of their kind: a prompt of its own, `output` tokens of sixteen bytes each.
+/// The `i`-th of the dearest requests of their kind: its prompt is unlike the others', its `output` tokens have sixteen bytes each.
 fn dearest(i: usize, prompt: usize, output: u32, long_id: u32) -> Request {
     let ids: Vec<u32> = (0..prompt as u64).map(|n| (mix(i as u64 * 1000 + n) % 256) as u32).collect();
     let mut request = greedy(&ids, output);
@@ -90,17 +91,17 @@ fn dearest(i: usize, prompt: usize, output: u32, long_id: u32) -> Request {
     request
 }
 
-/// What was, when the last attempt to submit requests together began.
+/// State of heap and metrics when the last attempt to submit requests together began.
 struct Before {
     heap: u64,
     finished: u64,
 }
 
-/// Submits `requests` at once. Where the engine had answered a good part before the last was in, because this thread was kept from the
-/// processor, they do not run side by side: they are left, and submitted again.
+/// Submits `requests` at once. If this thread is kept from the processor, the engine may answer many before the last one is in. Then they
+/// would not run side by side: the attempt is dropped and repeated.
 fn submit_together(engine: &EngineHandle, requests: &[Request]) -> (Vec<Reader>, Before) {
-    /// What the first say while the prompts of the others are computed is less. When they end, the others lack so many tokens: fewer
-    /// pages than the slack that is allowed.
+    /// Upper limit of the tokens generated while the requests are submitted. The first requests end at most this many tokens before the
+    /// others. These are fewer pages than the allowed slack.
     const AHEAD: u64 = 24;
     let metrics = engine.metrics();
     for _ in 0..100 {
@@ -117,8 +118,8 @@ fn submit_together(engine: &EngineHandle, requests: &[Request]) -> (Vec<Reader>,
     panic!("{} requests cannot be submitted at once on a machine so busy", requests.len());
 }
 
-/// Runs `requests` side by side while no client reads, and then lets everything go. Returns the heap's peak over what
-/// it was, the most that the ledger said requests held, and the most pages in use.
+/// Runs `requests` side by side while no client reads, and then drops them. Returns the heap's growth to its peak, the most bytes held by
+/// requests in the ledger, and the most pages in use.
 fn crowd(engine: &EngineHandle, requests: Vec<Request>) -> (u64, u64, u64) {
     let count = requests.len() as u64;
     let bytes = requests.iter().map(Request::host_bytes).max().unwrap();
@@ -162,7 +163,7 @@ fn check(case: &Case) {
         max_waiting: 64,
         max_total_token_num: Some(pages as u64 * 16),
         max_req_total_len: Some(prompt + output as usize),
-        // Of two cores the other is the thread's that submits.
+        // The other one of two cores is for the thread that submits.
         threads: Some(1),
         request_bytes: running as u64 * price,
         tokenizer_bytes: Some(tokenizer_measured),
@@ -225,7 +226,7 @@ fn every_component_of_every_fixture_takes_what_was_planned() {
     every_component_of_fixtures(false, 256);
 }
 
-/// As long as the fixtures' contexts, and in all forms.
+/// Every stored format of the fixtures. Prompt and output fill the context, up to 1,024 tokens.
 #[test]
 #[ignore = "soak"]
 fn every_component_of_every_form_takes_what_was_planned() {
@@ -237,8 +238,8 @@ fn every_component_of_fixtures(all_forms: bool, context_max: u32) {
     let mut models: Vec<String> = std::fs::read_dir(fixtures().join("models"))
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        // Encoders generate nothing; `embeddings` compares their plan with what they take.
-        // What is made with the tables of models with encoders includes patches, a line of their own: `media::plan` looks at it.
+        // Encoders generate nothing; `embeddings` compares their plan with the bytes they take. The tables of models with media encoders
+        // include patches, a separate component: `media::plan` checks it.
         .filter(|name| {
             !name.starts_with("bert")
                 && !name.starts_with("embedding")
@@ -279,8 +280,8 @@ fn a_request_of_any_kind_takes_what_it_reserved() {
     let _alone = alone();
     const CROWD: usize = 8;
     let options = Options {
-        // No prompt takes more than a step. A longer prompt is computed beside requests that have begun, and these
-        // would end before all run.
+        // No prompt takes more than one step. A longer prompt would be computed beside requests that already generate, and these would end
+        // before all run.
         batch_max_tokens: 2048,
         graph_max_batch_size: CROWD,
         running_max_req_size: CROWD,
@@ -325,7 +326,7 @@ fn a_request_of_any_kind_takes_what_it_reserved() {
 fn text_beyond_what_was_reserved_is_reserved_as_it_comes_or_ends_its_request_alone() {
     let _alone = alone();
     let tokens = 400;
-    // Each token is as long as all that was reserved for sixteen.
+    // Each token is as long as the text reserved for sixteen.
     let text = "x".repeat(256);
     let file = std::env::temp_dir().join(format!("plimsoll-long-{}.json", std::process::id()));
     let plain = std::fs::read_to_string(fixtures().join("models/llama/tokenizer.json")).unwrap();
@@ -359,7 +360,7 @@ fn text_beyond_what_was_reserved_is_reserved_as_it_comes_or_ends_its_request_alo
     drop(unread);
     common::quiet(&roomy);
     assert_eq!(roomy.held(), 0);
-    // Without room for it the request ends with an error that names the flag; its neighbour does not notice.
+    // Without room for the text the request ends with an error that names the flag. The other request is not affected.
     let tight = launch(2 * price + 2048);
     let plain = Request { max_tokens: 300, ..dearest(1, 20, tokens, 7) };
     let neighbour = tight.submit(plain).unwrap();
@@ -372,8 +373,7 @@ fn text_beyond_what_was_reserved_is_reserved_as_it_comes_or_ends_its_request_alo
     assert_eq!((tight.held(), tight.metrics().failed.get()), (0, 1));
 }
 
-/// The heap that an engine takes for its life with a cache on disk, beyond what one without takes: the line of the plan, and the lists beside
-/// the prefix index.
+/// An engine with a cache on disk takes more heap than one without. The difference is the planned disk cache and the larger prefix index.
 #[test]
 fn a_cache_on_disk_takes_what_was_planned() {
     let _alone = alone();

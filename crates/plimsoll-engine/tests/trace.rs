@@ -1,6 +1,6 @@
-//! A38: a recorded trace, replayed at the limit of a real engine. Nothing fails, nothing hangs, nothing grows, every pool is full
-//! again, and every replay says what the first one said. Five replays by default, a few seconds each; the criterion's hour is
-//! `PLIMSOLL_REPLAY_SECONDS=3600 cargo test -p plimsoll-engine --test trace -- --nocapture`.
+//! A38: a recorded trace, replayed at the limit of a real engine. Nothing fails, hangs or grows, every pool is full again, and every replay
+//! gives the first one's answers. Three replays by default, a few seconds each; the criterion's hour is `PLIMSOLL_REPLAY_SECONDS=3600 cargo
+//! test -p plimsoll-engine --test trace -- --nocapture`.
 //!
 //! The trace is recorded here (a file of one JSON object a line, as a proxy in front of a server would write it) from a fixed seed:
 //! bursts, shared beginnings, long and short answers, clients that hang up, log-probabilities.
@@ -23,9 +23,9 @@ use serde_json::{Value, json};
 static HEAP: heap::CountingHeap = heap::CountingHeap;
 
 const REQUESTS: u64 = 240;
-/// At least so many replays, and as many as fit into the seconds that were asked for.
+/// Replays at least; more if they fit into the requested seconds.
 const REPLAYS: usize = 3;
-/// What a replay may leave on the heap or in the process: noise of threads and of the allocator.
+/// Bytes that a replay may leave on the heap or in the process: noise of threads and of the allocator.
 const NOISE_BYTES: u64 = 1 << 20;
 
 fn record(file: &Path) {
@@ -57,10 +57,10 @@ fn request(line: &Value, number: u64) -> Request {
     request
 }
 
-/// What one client got, if it stayed to the end; and how long it waited.
+/// A client's tokens (None: it disconnected) and how long it waited.
 type Got = (Option<Vec<u32>>, Duration);
 
-/// One client: sends its request, reads, perhaps hangs up. An error or a refusal fails the test.
+/// Runs one client: it sends its request, reads, perhaps disconnects. An error or a refusal fails the test.
 fn client(engine: &EngineHandle, line: &Value, number: u64) -> Got {
     let began = Instant::now();
     let mut reader = engine.submit(request(line, number)).unwrap_or_else(|e| panic!("request {number}: {e}"));
@@ -109,7 +109,7 @@ fn a38_a_trace_replayed_at_the_limit_changes_nothing() {
     std::fs::remove_file(&file).unwrap();
     let trace: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(trace.len() as u64, REQUESTS);
-    // At the limit: a pool of little more than one request of full length, fewer slots than a burst has clients.
+    // The limit: a pool of little more than one request of full length, fewer slots than a burst has clients.
     let options = Options {
         batch_max_tokens: 64,
         graph_max_batch_size: 12,

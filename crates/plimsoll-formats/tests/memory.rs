@@ -1,4 +1,4 @@
-//! What opening a file allocates stays in proportion to the file, whatever the file says.
+//! Opening a file allocates memory in proportion to the file, whatever the file contains.
 //!
 //! One test only: it counts the allocations of the whole process.
 
@@ -35,7 +35,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Peak bytes above what was live before, and whether the file was accepted.
+/// Returns the peak of bytes above those in use before, and whether the file was accepted.
 fn peak_of_opening(path: &Path) -> (usize, bool) {
     let before = LIVE.load(Relaxed);
     PEAK.store(before, Relaxed);
@@ -43,7 +43,7 @@ fn peak_of_opening(path: &Path) -> (usize, bool) {
     (PEAK.load(Relaxed).saturating_sub(before), accepted)
 }
 
-/// Checks one file: `path` is opened, `file_bytes` is what it may cost.
+/// Checks one file: opening `path` may allocate in proportion to `file_bytes`. Returns whether it was accepted.
 fn check(what: &str, path: &Path, file_bytes: usize) -> bool {
     let (peak, accepted) = peak_of_opening(path);
     let bound = 8 * file_bytes + (64 << 10);
@@ -78,7 +78,7 @@ fn memory_stays_in_proportion_to_the_file() {
         }
     }
 
-    // Files of nothing but the smallest possible things.
+    // Files that consist only of the smallest possible items.
     let mut keys = GgufWriter::new("llama");
     for key in 0..20_000 {
         keys.keys.push((format!("{key:x}"), 7, vec![1]));

@@ -1,4 +1,4 @@
-//! The emergency reserve in the heap's keeping: an allocation that the system refuses costs a slice of it, and the refusal can be handled.
+//! The emergency reserve of the heap: an allocation that the system refuses costs one block of it, and the refusal can be handled.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,10 +9,10 @@ use plimsoll_memory::{Component, EmergencyReserve, Ledger, heap};
 #[global_allocator]
 static HEAP: heap::CountingHeap = heap::CountingHeap;
 
-/// What is woken after this was not woken.
+/// A watcher that is woken later than this counts as not woken.
 const LATE: Duration = Duration::from_secs(20);
 
-/// One test: the emergency reserve is the process's.
+/// One test: the emergency reserve belongs to the process.
 #[test]
 fn every_refused_allocation_costs_a_slice_and_is_an_error_not_an_abort() {
     let ledger = Arc::new(Ledger::new());
@@ -29,7 +29,7 @@ fn every_refused_allocation_costs_a_slice_and_is_an_error_not_an_abort() {
     }
     assert!(Vec::<u8>::new().try_reserve_exact(isize::MAX as usize).is_err(), "and more cost nothing");
     assert_eq!(state(), (BLOCKS as u64, BLOCKS, 0));
-    // They come back one at a time, and only where there is room for more than them.
+    // Blocks are restored one at a time, and only if the system has room for more than them.
     assert_eq!(heap::restore_reserve(2 * slice - 1), Ok(false));
     assert_eq!(heap::reserve_blocks_missing(), BLOCKS);
     for missing in (0..BLOCKS).rev() {
@@ -37,11 +37,11 @@ fn every_refused_allocation_costs_a_slice_and_is_an_error_not_an_abort() {
         assert_eq!(heap::reserve_blocks_missing(), missing);
     }
     assert_eq!(ledger.row(Component::EmergencyReserve).committed, 1 << 20);
-    // Growing what is there is refused in the same way, and leaves it as it was.
+    // Growing a list is refused in the same way, and leaves the list as it was.
     let mut list = vec![7u8; 100];
     assert!(list.try_reserve_exact(isize::MAX as usize - 200).is_err());
     assert_eq!((list, heap::reserve_blocks_missing()), (vec![7; 100], 1));
-    // What two have given up on purpose comes back when both would have it back.
+    // If two callers have given up the reserve, it is restored only after both have ended.
     let first = heap::give_up_reserve();
     let second = heap::give_up_reserve();
     assert_eq!((heap::reserve_blocks_missing(), ledger.row(Component::EmergencyReserve).committed), (BLOCKS, 0));
@@ -57,7 +57,7 @@ fn every_refused_allocation_costs_a_slice_and_is_an_error_not_an_abort() {
     assert_eq!((heap::reserve_blocks_missing(), heap::armed(), heap::restore_reserve(u64::MAX)), (0, false, Ok(true)));
 }
 
-/// Two threads watch, and a third that came last has gone.
+/// Asserts that a refusal wakes both watchers that live, after a third has ended.
 fn every_watcher_that_lives_is_woken() {
     let (ready, wait) = std::sync::mpsc::channel();
     let watch = || {

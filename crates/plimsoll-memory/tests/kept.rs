@@ -1,4 +1,4 @@
-//! What the system's allocator keeps of freed memory is seen, to the page: otherwise a hole-ridden heap looks like a leak.
+//! Freed memory that the system's allocator keeps is measured, to the page. Otherwise a fragmented heap looks like a leak.
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
 use std::sync::{Mutex, PoisonError};
@@ -11,10 +11,10 @@ static HEAP: CountingHeap = CountingHeap;
 
 const MIB: u64 = 1 << 20;
 
-/// One at a time: they look at the whole process.
+/// One test at a time: they measure the whole process.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// In use, kept, and what the process has of its own.
+/// Returns the heap's bytes in use, the bytes the allocator keeps, and the process's private memory.
 fn look() -> [u64; 3] {
     let root = Root::system();
     heap::trim();
@@ -31,9 +31,9 @@ fn what_is_reserved_and_never_touched_is_in_use_and_not_resident() {
     buffer.resize(16 << 20, 1);
     let [in_use_now, resident_now] = look();
     assert!((in_use_now - in_use).abs_diff(64 * MIB) < MIB, "{in_use} {in_use_now}");
-    // The system may have made huge pages of it.
+    // The system may use huge pages for it.
     assert!((resident_now - resident).abs_diff(16 * MIB) <= 4 * MIB, "{resident} {resident_now}");
-    // It may move while it grows, and is followed.
+    // The buffer may move while it grows; the measurement follows it.
     buffer.resize(80 << 20, 1);
     let [_, full] = look();
     assert!((full - resident).abs_diff(80 * MIB) <= 4 * MIB, "{resident} {full}");
@@ -45,14 +45,14 @@ fn what_is_reserved_and_never_touched_is_in_use_and_not_resident() {
 #[test]
 fn holes_between_living_blocks_are_kept_and_counted() {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    // On a thread of its own, so that a heap beside the main one is among them.
+    // In a second thread, so that a heap beside the main one is measured too.
     std::thread::spawn(|| {
         let mut blocks: Vec<Option<Box<[u8; 1000]>>> = (0..65_536).map(|_| Some(Box::new([1; 1000]))).collect();
-        // Large ones are mappings of their own, in use and never kept.
+        // Large blocks are separate mappings, in use and never kept.
         let large = vec![1u8; 32 << 20];
         let [in_use, kept, process] = look();
         assert!(in_use > 94 * MIB && kept < 2 * MIB, "{in_use} in use, {kept} kept");
-        // What is reserved and not touched does not hide what is kept.
+        // Reserved memory that is not touched does not hide kept memory.
         let reserved: Vec<u8> = Vec::with_capacity(64 << 20);
         // One of four survives: no page is free as a whole.
         blocks.iter_mut().enumerate().filter(|(i, _)| i % 4 != 0).for_each(|(_, block)| *block = None);

@@ -1,5 +1,5 @@
-//! Bodies of the largest size, of every kind that takes much when it is parsed: no more of the heap than the plan has for bodies
-//! in flight and bodies that are parsed, one alone and several at once; and several at once are all answered.
+//! Bodies of the largest size, of every kind that is expensive to parse. They take no more heap than the plan has for bodies in flight and
+//! for parsed bodies, alone or several at once. Several at once are all answered.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn body(head: &str, piece: &str, tail: &str) -> String {
     format!("{head}{}{tail}", piece.repeat(times))
 }
 
-/// One for each shape: its path, and what it is.
+/// Returns one body for each shape, with its path and a description.
 fn giants() -> Vec<(&'static str, &'static str, String)> {
     let call = r#"{"type":"function","id":"a","function":{"name":"f","arguments":"["#;
     let chat = format!(r#"{{"messages":[{{"role":"assistant","tool_calls":[{call}"#);
@@ -77,11 +77,11 @@ fn giants_take_what_is_planned_for_them_and_several_at_once_are_answered() {
         worst = worst.max(taken);
         server.assert_idle();
     }
-    // The body with an eighth of room, and what is planned for its parsing; buffers of one connection beside.
+    // The planned heap: the body with an eighth of room, and its parsing. The buffers of one connection come on top.
     let planned = BODY_BYTES as u64 * 9 / 8 + 3 * BODY_BYTES as u64;
     assert!(worst <= planned + (1 << 20), "{worst} bytes, {planned} planned");
     assert!(worst * 100 >= planned * 95, "{worst} bytes of {planned}: more is planned than can be used");
-    // As many at once as there is room for are all read and answered; none is told to come back.
+    // As many bodies at once as there is room for are all read and answered; none is refused.
     let (before, several) = (heap::in_use(), (24 << 20) / (BODY_BYTES * 9 / 8));
     assert!(several >= 2);
     heap::restart_peak();
@@ -99,7 +99,7 @@ fn giants_take_what_is_planned_for_them_and_several_at_once_are_answered() {
     let taken = heap::peak() - before;
     let planned = config.max_bytes_in_flight + 3 * config.max_body_bytes;
     println!("{several} at once took {taken} bytes of {planned} planned");
-    // Connections and this test's threads beside.
+    // Connections and this test's threads take some more.
     assert!(taken <= planned + (2 << 20), "{taken} bytes, {planned} planned");
     server.assert_idle();
 }

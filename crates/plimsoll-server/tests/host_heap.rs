@@ -1,5 +1,5 @@
-//! The HTTP side at its bounds: what connections, bodies and unsent answers really take of the heap, against the line of the plan that
-//! is made for them (`ServerConfig::heap_bytes_max`).
+//! The HTTP side at its limits: the heap that connections, bodies and unsent answers take, against its part of the plan
+//! (`ServerConfig::heap_bytes_max`).
 
 mod common;
 
@@ -30,14 +30,14 @@ fn report(what: &str, planned: u64, measured: u64) {
     assert!(measured <= planned, "{what}: {measured} bytes, {planned} planned");
 }
 
-/// A client that goes on writing behind its request.
+/// A client that continues to write after its request.
 struct Writer {
     stream: TcpStream,
     sent: usize,
 }
 
 impl Writer {
-    /// Writes until the other side has taken no more for so long.
+    /// Writes until the other side has accepted nothing for `patience`.
     fn stuff(&mut self, bytes: &[u8], patience: Duration) {
         self.stream.set_nonblocking(true).unwrap();
         let mut last = Instant::now();
@@ -52,8 +52,8 @@ impl Writer {
     }
 }
 
-/// The heap when both buffers of every connection are full. A busy machine stands still before they are: whatever could not be
-/// sent in its moment is sent later, until it makes no difference any more.
+/// Returns the heap in bytes when both buffers of every connection are full. On a busy machine a write may find no room at first. Writes
+/// are repeated until they make no difference.
 fn stuffed(clients: &mut [Writer], bytes: &[u8]) -> u64 {
     let (mut most, mut vain) = (0, 0);
     while vain < 3 {
@@ -65,7 +65,7 @@ fn stuffed(clients: &mut [Writer], bytes: &[u8]) -> u64 {
     settled()
 }
 
-/// The heap once it has stood still for a while.
+/// Returns the heap once it has not changed for a while.
 fn settled() -> u64 {
     let mut last = heap::in_use();
     for _ in 0..100 {
@@ -83,7 +83,7 @@ fn settled() -> u64 {
 fn the_http_side_takes_no_more_than_its_line() {
     println!("{:<44} {:>12} {:>12} {:>9}", "", "planned", "measured", "slack");
     let config = config();
-    // A context that no body is too long for: what is refused at once holds nothing.
+    // A context long enough for every body: a body that is refused at once holds nothing.
     let roomy = Limits { max_req_total_len: 4 << 20, max_total_token_num: 4 << 20, host_bytes: 4 << 30, ..limits() };
     let roomy = Limits { running_max_req_size: CONNECTIONS, ..roomy };
     let server = Server::with(config.clone(), roomy, letters);
@@ -95,8 +95,8 @@ fn the_http_side_takes_no_more_than_its_line() {
     full_exporter(&config);
 }
 
-/// Every connection has sent a large body and more behind it, and takes nothing of the stream it asked for: both buffers are full.
-/// What the engine holds for it is in another line of the plan.
+/// Every connection has sent a large body and more behind it, and reads nothing of the stream it requested: both buffers are full. The
+/// engine's bytes for it are another part of the plan.
 fn full_connections(server: &Server, config: &ServerConfig) {
     let body = format!(
         "{{\"model\": \"tiny\", \"stream\": true, \"max_tokens\": 4000, \"prompt\": [1, 2, 3]{}}}",
@@ -107,7 +107,7 @@ fn full_connections(server: &Server, config: &ServerConfig) {
         body.len()
     );
     let wall = "GET /metrics HTTP/1.1\r\nhost: localhost\r\n\r\n".repeat(8000);
-    // What the clients hold themselves is there already.
+    // The clients' own memory is allocated before.
     let idle = settled();
     let mut clients: Vec<Writer> = Vec::new();
     for _ in 0..CONNECTIONS {
@@ -125,7 +125,7 @@ fn full_connections(server: &Server, config: &ServerConfig) {
     let engines = server.engine.held();
     println!("{full} on the heap, {engines} of them the engine's");
     let of_connections = full.saturating_sub(engines);
-    // Behind the full buffer an event waits: a few bytes where the server kept up with the engine, all it may be where it did not.
+    // An event waits behind the full buffer. It is small if the server kept up with the engine, and of the largest size if not.
     report(
         "connections with both buffers full",
         config.connection_bytes_max() + config.event_bytes_max(),
@@ -140,7 +140,7 @@ fn full_connections(server: &Server, config: &ServerConfig) {
     println!("{} more on the heap than before the first connection", settled().saturating_sub(idle));
 }
 
-/// Bodies up to the budget, all but their last byte; then all at once.
+/// Sends bodies up to the budget without their last byte; then all last bytes at once.
 fn full_bodies(server: &Server, config: &ServerConfig) {
     let idle = settled();
     let body = format!("{{\"model\": \"tiny\", \"max_tokens\": 1, \"prompt\": \"{}\"}}", "word ".repeat(200_000));
@@ -148,7 +148,7 @@ fn full_bodies(server: &Server, config: &ServerConfig) {
         "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
-    // Room for a body grows by an eighth, and 64 KiB are on their way.
+    // Room for a body grows by an eighth, and 64 KiB are in buffers.
     let bodies = config.max_bytes_in_flight / (body.len() as u64 * 9 / 8 + (64 << 10));
     heap::restart_peak();
     let mut clients: Vec<TcpStream> = (0..bodies).map(|_| TcpStream::connect(server.address).unwrap()).collect();
@@ -167,7 +167,7 @@ fn full_bodies(server: &Server, config: &ServerConfig) {
     println!("{bodies} bodies hold {held} of {} bytes", config.max_bytes_in_flight);
     assert!(measured * 100 >= held * 95, "what is held for bodies is taken by them: {measured} of {held}");
     assert!(held * 100 >= config.max_bytes_in_flight * 85, "{held} of {}", config.max_bytes_in_flight);
-    // And then all at once: parsed, tokenized, answered.
+    // Then all at once: parsed, tokenized, answered.
     for stream in &mut clients {
         stream.write_all(b"}").unwrap();
     }
@@ -179,7 +179,7 @@ fn full_bodies(server: &Server, config: &ServerConfig) {
     server.alone();
 }
 
-/// A collector that never answers: the queue of spans is full, with the largest records, and so is the batch.
+/// The collector never answers: the queue of spans is full of the largest records, and so is the batch.
 fn full_exporter(config: &ServerConfig) {
     let collector = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", collector.local_addr().unwrap());
@@ -203,13 +203,13 @@ fn full_exporter(config: &ServerConfig) {
     let page = server.get("/metrics").ok_text().to_owned();
     let dropped = page.lines().find(|line| line.starts_with("plimsoll_otlp_spans_dropped_total")).unwrap();
     assert!(!dropped.ends_with(" 0"), "the queue is full: {dropped}");
-    // The scripted engine remembers what it was asked.
+    // The scripted engine keeps its requests.
     drop(std::mem::take(&mut *server.observed.requests.lock().unwrap()));
     report("spans that no collector takes", planned, settled().saturating_sub(idle));
 }
 
-/// HTTP/2 connections with as many requests as there are places, each with a large head and the beginning of a body; as many
-/// more as a connection may have, whose refusals are not taken; and the beginning of a head.
+/// HTTP/2 connections with as many requests as there are places, each with a large head and the beginning of a body. Each has as many more
+/// as it may have, whose refusals are not read, and the beginning of a head.
 fn full_http2(server: &Server, config: &ServerConfig) {
     let idle = settled();
     let literal = |name: &[u8], value: &str| [name, &[value.len() as u8], value.as_bytes()].concat();
@@ -232,8 +232,8 @@ fn full_http2(server: &Server, config: &ServerConfig) {
     }
     std::thread::sleep(Duration::from_millis(500));
     let measured = settled() - idle;
-    // The places are taken: this one is answered as a probe is. Connections that came too late take the places of probes
-    // until they are closed.
+    // The places are taken: this request is answered as a probe is. Connections that came too late take the places of probes until they are
+    // closed.
     eventually("a probe has a place", || server.get("/v1/memory").status == 200);
     let held = server.get("/v1/memory").ok()["pools"]["http_bytes"]["used"].as_u64().unwrap();
     println!("{held} bytes are held for bodies");

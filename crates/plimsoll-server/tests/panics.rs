@@ -1,5 +1,5 @@
-//! Panics on a request's way through the server: in tokenizer, template and the shaping of answers. The request ends with a 500 or an
-//! error event. Its connection and all other requests go on, and a metric counts the panic.
+//! Panics in the server's path of a request: in tokenizer, template and the shaping of answers. The request ends with a 500 or an error
+//! event. Its connection and all other requests continue, and a metric counts the panic.
 
 mod common;
 
@@ -11,14 +11,14 @@ use plimsoll_engine::{FinishReason, Request};
 use plimsoll_memory::faults::{self, Site};
 use serde_json::{Value, json};
 
-/// Faults are the process's: one test at a time.
+/// Injected faults belong to the process: one test at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Letters, slowly, for the neighbour that the faults happen beside.
+/// Letters, slowly, for the request that runs beside the faults.
 fn paced(request: &Request) -> Box<dyn Iterator<Item = Step> + Send> {
     if request.max_tokens != 400 {
         return letters(request);
@@ -115,7 +115,7 @@ fn every_event_of_a_stream_may_panic() {
         }
     }
     println!("{swept} events panicked, one at a time");
-    // Pieces that come at once are one event: at least the first, the last and what lies between, at each path.
+    // Pieces that arrive at once are one event. Each path has at least the first piece, the last one and one between.
     assert!(swept >= 3 * PATHS.len() as u64, "{swept}");
     assert_eq!(server.engine.metrics().panics.get(), swept);
 }

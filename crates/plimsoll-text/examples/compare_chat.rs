@@ -1,7 +1,7 @@
-//! Compares rendered chat templates with what transformers makes of them.
+//! Compares rendered chat templates with those that transformers renders.
 //!
-//! Usage: `compare_chat FILE.json`, where the file was written by `tests/fixtures/render.py`. Prints every difference and the
-//! counts. The templates of real checkpoints are not ours to commit, so this is run by hand.
+//! Usage: `compare_chat FILE.json`, where the file was written by `tests/fixtures/render.py`. Prints every difference and the counts. The
+//! templates of real checkpoints may not be committed, so this example is run by hand.
 
 use std::error::Error;
 

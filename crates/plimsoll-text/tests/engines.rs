@@ -1,6 +1,6 @@
-//! Our own BPE beside the `tokenizers` library, on the same files: ids, speed, memory, time to load.
+//! This crate's BPE beside the `tokenizers` library, on the same files: ids, speed, memory, time to load.
 //!
-//! The decision that rests on it: `docs/decisions/0037-bpe-is-our-own.md`.
+//! The decision based on it: `docs/decisions/0037-bpe-is-our-own.md`.
 
 mod common;
 
@@ -14,7 +14,7 @@ use plimsoll_text::Tokenizer;
 #[global_allocator]
 static HEAP: CountingHeap = CountingHeap;
 
-/// The library as it comes, whose cache keeps the ids of words.
+/// The `tokenizers` library, with or without its cache of word ids.
 struct Library(tokenizers::Tokenizer);
 
 impl Library {
@@ -36,7 +36,7 @@ impl Library {
     }
 }
 
-/// A kind of text and its name.
+/// Returns texts of several kinds, each with its name.
 fn texts() -> Vec<(&'static str, String)> {
     let folder = |folder: &str, extension: &str| -> String {
         let all = std::fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).unwrap();
@@ -62,7 +62,7 @@ fn texts() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// The shortest of three times, after one that fills caches; and the most heap of a further call.
+/// Returns the shortest time of three runs, after one that fills caches, and the heap's peak in a further run.
 fn measure(text: &str, encode: &dyn Fn(&str) -> Vec<u32>) -> (Duration, u64) {
     let time = || {
         let begun = Instant::now();
@@ -77,7 +77,7 @@ fn measure(text: &str, encode: &dyn Fn(&str) -> Vec<u32>) -> (Duration, u64) {
     (best, heap::peak() - before)
 }
 
-/// What loads it, how long that takes, and the heap that it holds and that loading has at once.
+/// Returns the loaded value and a text with its load time, its heap and the heap's peak while loading.
 fn load<T>(load: impl Fn() -> T) -> (T, String) {
     heap::restart_peak();
     let (before, begun) = (heap::in_use(), Instant::now());

@@ -1,5 +1,5 @@
-//! What a client's text costs on the heap: conversations in templates, and texts in the tokenizers of the fixtures.
-//! One test, because the heap of the whole process is counted.
+//! The heap cost of a client's text: conversations in templates, and texts in the tokenizers of the fixtures. One test, because the heap of
+//! the whole process is counted.
 
 mod common;
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 #[global_allocator]
 static HEAP: CountingHeap = CountingHeap;
 
-/// The most heap that `work` has at once, its result included.
+/// Returns the most heap bytes that `work` has at once, its result included.
 fn peak<T>(work: impl FnOnce() -> T) -> u64 {
     heap::restart_peak();
     let before = heap::in_use();
@@ -26,7 +26,7 @@ fn clients_texts_cost_memory_linear_in_their_bytes() {
     texts();
 }
 
-/// Text that printing, escaping, splitting and replacing multiply most: control characters, quotes, line ends and tags.
+/// Texts that grow most when they are printed, escaped, split and replaced: control characters, quotes, line ends and tags.
 const UNITS: &[&str] = &["word ", "\u{7}", "\"\\'", "\n", "<think>", "</think>", "é", "🚀", ",", "{}%s"];
 
 fn conversation(messages: usize, unit: &str, bytes: usize) -> Value {
@@ -39,7 +39,7 @@ fn conversation(messages: usize, unit: &str, bytes: usize) -> Value {
     (0..messages).map(message).collect()
 }
 
-/// Four times as many messages, or messages four times as long, cost four times as much, and not more a byte than any template needs.
+/// Four times as many messages, or four times as long ones, cost about four times as much. A byte costs at most 16 bytes of heap.
 fn conversations() {
     for file in std::fs::read_dir(path("templates")).unwrap() {
         let file = file.unwrap().path();
@@ -71,7 +71,7 @@ fn conversations() {
     );
 }
 
-/// No text costs more than [`plimsoll_text::Tokenizer::encode_bytes_max`] says, the compiled patterns' own memory aside.
+/// No text costs more than [`plimsoll_text::Tokenizer::encode_bytes_max`]. The memory of the compiled patterns is not counted.
 fn texts() {
     // U+FDFA has 3 bytes, and 33 in the compatibility form that some normalizers make.
     for folder in FOLDERS {
@@ -79,7 +79,7 @@ fn texts() {
         let mut most = 0.0_f64;
         let units =
             ["a", " ", "\u{FDFA}", "Á", "e\u{301}", "中", "🚀", "\u{0}", "word ", "\n", "!", "!a", "! ", "ǆ", "½"];
-        // Vectors double: the second length is just beyond what many of them hold.
+        // Vectors double: the second length is just beyond the capacity of many.
         for (unit, bytes) in units.iter().flat_map(|unit| [(unit, 1 << 16), (unit, (1 << 16) + (1 << 12))]) {
             let text = unit.repeat(bytes / unit.len());
             drop(tokenizer.encode(&text, true, true));

@@ -1,4 +1,4 @@
-//! Requests with audio clips, images and videos, as the references of models that hear play and draw them.
+//! Requests with audio clips, images and videos, made by the formulas of the audio models' references.
 
 #[path = "../../../plimsoll-models/tests/common/played.rs"]
 mod played;
@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::senses::drawn;
 use super::{greedy, ids, reference};
 
-/// Small enough for a test; what the references show and play fits.
+/// Options small enough for a test; all media of the references fit.
 pub fn small(options: Options) -> Options {
     let media =
         Options { max_image_pixels: Some(8192), max_video_frames: Some(8), max_audio_seconds: Some(5), ..options };
@@ -77,7 +77,7 @@ pub fn request(engine: &EngineHandle, case: &Value, max_tokens: u32) -> Request 
     for given in case["items"].as_array().unwrap() {
         let seed = number(&given["seed"]);
         let of_video = given["of_video"] == true;
-        // Its first token is somewhere among those of the video.
+        // The first token of a video's sound is somewhere among the tokens of the video.
         let video =
             media.last().filter(|_| of_video).map(|video: &MediaItem| (video.first as usize, video.shape.tokens));
         let stands = |at: &usize| match of_video {

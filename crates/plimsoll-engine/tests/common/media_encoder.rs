@@ -1,5 +1,5 @@
-//! A toy encoder for the remembering runner, and requests with images and videos for it. What it makes of an image is a hash of
-//! all its patches, so a wrong row, a neighbour's image or a wrong place in the prompt changes the next token.
+//! A toy encoder for the remembering runner, and requests with images and videos for it. Its outputs for an image are a hash of all
+//! patches. So a wrong row, another image or a wrong place in the prompt changes the next token.
 
 use std::sync::Arc;
 
@@ -21,22 +21,22 @@ pub const VIDEO: u32 = 381;
 pub const WIDTH: usize = 4;
 /// Rows of a page of outputs.
 pub const PAGE_ROWS: usize = 4;
-/// An image of this colour makes the encoder fail.
+/// Colour of an image that makes the encoder return an error.
 pub const FAILS: u8 = 251;
-/// And of this one, panic.
+/// Colour of an image that makes the encoder panic.
 pub const PANICS: u8 = 252;
 
 const CONFIG: &str = r#"{"patch_size": 2, "merge_size": 2, "temporal_patch_size": 2, "max_frames": 6,
     "size": {"shortest_edge": 16, "longest_edge": 640}, "image_mean": [0, 0, 0], "image_std": [1, 1, 1]}"#;
 
-/// Sizes of the toy.
+/// Sizes of the toy encoder.
 #[derive(Clone, Copy, Debug)]
 pub struct MediaEncoder {
     pub batch: usize,
     pub output_pages: usize,
     pub items: usize,
     pub media_bytes: u64,
-    /// Groups of frames stand apart, with text between them.
+    /// Groups of frames are separated by text.
     pub frames_apart: bool,
 }
 
@@ -47,7 +47,7 @@ impl Default for MediaEncoder {
 }
 
 impl MediaEncoder {
-    /// What an engine over it takes.
+    /// Returns the media specification of an engine with this encoder.
     pub fn spec(&self) -> MediaSpec {
         let files = ProcessorFiles::read(Some(CONFIG), None, None).unwrap();
         let image = Patches::image(&files.image, None).unwrap();
@@ -93,7 +93,7 @@ impl MediaEncoder {
     }
 }
 
-/// The rows of one image's outputs.
+/// Returns the output rows of one image.
 pub fn outputs(patches: &[f32], tokens: usize) -> impl Iterator<Item = [f32; WIDTH]> {
     let image = patches.iter().fold(7, |hash, value| mix(hash ^ u64::from(value.to_bits())));
     (0..tokens as u64).map(move |row| {
@@ -102,7 +102,7 @@ pub fn outputs(patches: &[f32], tokens: usize) -> impl Iterator<Item = [f32; WID
     })
 }
 
-/// What stands for a row of outputs in a history.
+/// Returns the hash that stands for a row of outputs in a history.
 pub fn code_of_row(row: &[f32]) -> u32 {
     row.iter().fold(11, |hash, value| mix(hash ^ u64::from(value.to_bits()))) as u32
 }
@@ -125,20 +125,20 @@ impl Mixed {
         self
     }
 
-    /// An image of `a` × `b` tokens with a content of its own for each `seed`.
+    /// Adds an image of `a` × `b` tokens; its content depends on `seed`.
     pub fn image(self, seed: u64, a: u32, b: u32) -> Self {
         let size = Size::new(a * 4, b * 4);
         let bytes = (0..size.pixels() * 3).map(|i| (mix(seed * 7919 + i) % 250) as u8).collect();
         self.frames(Modality::Image, vec![Rgb { size, data: bytes }])
     }
 
-    /// An image of one colour.
+    /// Adds an image of one colour.
     pub fn coloured(self, colour: u8, a: u32, b: u32) -> Self {
         let size = Size::new(a * 4, b * 4);
         self.frames(Modality::Image, vec![Rgb { size, data: vec![colour; size.pixels() as usize * 3] }])
     }
 
-    /// A video of `frames` frames.
+    /// Adds a video of `frames` frames.
     pub fn video(self, seed: u64, frames: u64, a: u32, b: u32) -> Self {
         let size = Size::new(a * 4, b * 4);
         let frame =
@@ -162,7 +162,7 @@ impl Mixed {
         let placeholder = if modality == Modality::Image { IMAGE } else { VIDEO };
         for group in 0..groups {
             if apart {
-                // When it is shown.
+                // The time of the group in the video.
                 self.prompt.push(40 + group as u32);
             }
             self.prompt.extend(std::iter::repeat_n(placeholder, per_group));
@@ -176,7 +176,7 @@ impl Mixed {
         Request { media: self.media.clone(), ..super::greedy(&self.prompt, max_tokens) }
     }
 
-    /// What the model says after it, greedily.
+    /// Returns the greedy continuation that the model generates.
     pub fn says(&self, tokens: usize) -> Vec<u32> {
         let mut places = vec![[0.0; 3]; self.prompt.len()];
         let placed: Vec<_> =

@@ -1,4 +1,4 @@
-//! What the engine's tests share: fixtures on disk, an engine over one of them, answers collected.
+//! Shared by the engine's tests: fixtures on disk, an engine over one of them, collected answers.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 pub mod heard;
@@ -21,7 +21,7 @@ use plimsoll_memory::Component;
 use plimsoll_text::Tokenizer;
 use serde_json::Value;
 
-/// All in bfloat16, where there is a matrix unit; elsewhere that is refused.
+/// All arithmetic in bfloat16 if this machine has a matrix unit; elsewhere that is refused.
 pub fn all_bf16() -> Option<ComputeDtype> {
     (Isa::detect() == Isa::Amx).then_some(ComputeDtype::Bf16)
 }
@@ -31,7 +31,7 @@ pub fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures")
 }
 
-/// Whether a fixture is another one's weights in another form.
+/// Whether a fixture has the weights of another one, stored in another format.
 pub fn is_another_form(name: &str) -> bool {
     ["gguf-", "mlx-", "awq-", "ct-", "fp8-", "gptq-", "autoround-"].iter().any(|form| name.starts_with(form))
 }
@@ -57,8 +57,8 @@ pub fn exact() -> Options {
     }
 }
 
-/// A conversation of two turns, the first one's answer a part of the second one's prompt: what `cached` finds again must say
-/// what `plain`, which keeps no pages, computes anew, bit for bit (I9). Returns the tokens found, and those of the first prompt.
+/// Runs a conversation of two turns; the first answer is part of the second prompt. `cached` finds pages again, `plain` keeps none. Both
+/// must generate the same tokens and log-probabilities, bit for bit (I9). Returns the number of cached tokens and that of the first prompt.
 pub fn two_turns(cached: &EngineHandle, plain: &EngineHandle, first: &Request, more: &[u32]) -> (usize, usize) {
     let said = collect(cached.submit(first.clone()).unwrap());
     assert_eq!(said.error, None);
@@ -75,12 +75,12 @@ pub fn two_turns(cached: &EngineHandle, plain: &EngineHandle, first: &Request, m
     (found.cached_tokens as usize, first.prompt.len())
 }
 
-/// The same with a hybrid's draft head at work, `drafts` at once; 0: without it.
+/// [`exact`] with a hybrid's draft head, which makes `drafts` drafts at once; 0: without it.
 pub fn with_drafts(drafts: usize) -> Options {
     Options { enable_mtp: drafts > 0, mtp_num_draft_tokens: drafts.max(1), mtp_adaptive: false, ..exact() }
 }
 
-/// Waits until `what` holds.
+/// Waits until `what` returns true.
 pub fn until(engine: &EngineHandle, mut what: impl FnMut(&EngineHandle) -> bool) {
     let deadline = Instant::now() + Duration::from_secs(60);
     while !what(engine) {
@@ -89,13 +89,14 @@ pub fn until(engine: &EngineHandle, mut what: impl FnMut(&EngineHandle) -> bool)
     }
 }
 
-/// Waits for all other tests: the counted heap, mappings and injected faults are the process's.
+/// Waits for all other tests: the counted heap, mappings and injected faults belong to the process.
 pub fn alone() -> MutexGuard<'static, ()> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     ONE_AT_A_TIME.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// What an engine took was planned. The process's own share is left out: all tests of a program have one.
+/// Asserts that no component of an engine took more than planned. The process's own components are left out: all tests of a program share
+/// them.
 pub fn within_plan(engine: &EngineHandle) {
     let own = [Component::ProcessBaseline, Component::HostHeap].map(|component| component.name());
     for row in engine.report().components.iter().filter(|row| !own.contains(&row.component)) {
@@ -103,7 +104,7 @@ pub fn within_plan(engine: &EngineHandle) {
     }
 }
 
-/// Waits until the engine before has given back all it had; its thread does so after its last word.
+/// Waits until the heap stands still: an engine's thread frees its memory after its last message.
 pub fn settle() {
     let mut last = plimsoll_memory::heap::in_use();
     let mut still = 0;
@@ -135,7 +136,7 @@ pub fn engine(model: &str, options: &Options) -> EngineHandle {
     start(&checkpoint, tokenizer, options, &host, |_| {}).unwrap_or_else(|e| panic!("{model}: {e}"))
 }
 
-/// A greedy request for `max_tokens` tokens, whatever they are.
+/// A greedy request for exactly `max_tokens` tokens: the end of the text does not end it.
 pub fn greedy(prompt: &[u32], max_tokens: u32) -> Request {
     Request {
         received: None,
@@ -178,7 +179,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// Asserts that all is the same that must not depend on anything else.
+    /// Asserts that this answer equals `alone` in everything that must not depend on other requests.
     pub fn is_the_same_as(&self, alone: &Self, what: &str) {
         assert_eq!(self.error, None, "{what}");
         assert_eq!(self.ids, alone.ids, "{what}");
@@ -214,7 +215,7 @@ pub fn collect(mut reader: Reader) -> Answer {
     answer
 }
 
-/// Turns an engine that moves by hand until all of `readers` have ended; `after` each round, with its number.
+/// Runs rounds of an engine that a test moves by hand until all `readers` have ended. Calls `after` with the number of each round.
 pub fn drive<R: Runner>(hand: &mut ByHand<R>, mut readers: Vec<Reader>, mut after: impl FnMut(usize)) -> Vec<Answer> {
     let mut answers: Vec<Answer> = readers.iter().map(|_| Answer::default()).collect();
     let mut round = 0;
@@ -249,7 +250,7 @@ pub fn full_pools(engine: &EngineHandle) {
     assert_eq!(read(&status.windows_used), read(&status.windows_cached), "only cached window pages are used");
 }
 
-/// Waits until nothing runs and everything that requests held is back.
+/// Waits until nothing runs and everything that requests held is released.
 pub fn quiet(engine: &EngineHandle) {
     use std::sync::atomic::Ordering::Acquire;
     let deadline = Instant::now() + Duration::from_secs(20);

@@ -1,13 +1,11 @@
-//! A runner that remembers: its "keys and values" are the token ids themselves, and its logits are a hash of the whole
-//! history as read back through the page table. A wrong, stale, shared or unwritten page changes the next token, and the
-//! right answer is known without running anything.
+//! A runner that remembers: its "keys and values" are the token ids themselves. Its logits are a hash of the whole history as read through
+//! the page table. A wrong, stale, shared or unwritten page changes the next token. The right answer is known without running anything.
 //!
-//! With a window it remembers the last positions a second time, as hashes in window pages, and every row looks back through them.
+//! With a sliding window it also stores the last positions as hashes in window pages, and every row reads them there.
 //!
-//! With state slots it is a hybrid: the history is remembered a second time, as a hash in slots that only the device's rules keep
-//! true, and enters the logits too. With a draft head it guesses: right about a known share of positions, from what it reads back
-//! of its own layer of the pages and of the hidden state it is handed. A wrong slot changes the answer; a wrong row for the head
-//! changes what it accepts.
+//! With state slots it is a hybrid: the history is also stored as a hash in slots, which stay right only if the device's rules hold. This
+//! hash enters the logits too. A draft head guesses right at a known share of positions. It reads its own layer of the pages and the hidden
+//! state it is given. A wrong slot changes the answer; a wrong row for the head changes the number of accepted drafts.
 
 mod run;
 
@@ -27,15 +25,15 @@ use super::media_encoder::{self, MediaEncoder};
 
 /// Ids of the fixture tokenizer.
 pub const VOCAB: u32 = 384;
-/// The model never says an id from here on, so that tests can give them a meaning.
+/// The model never generates an id from here on, so that tests can give these ids a meaning.
 pub const NEVER_SAID: u32 = 300;
 /// A step that computes this token fails.
 pub const FAILS: u32 = 371;
 /// A step that computes this token panics.
 pub const PANICS: u32 = 372;
-/// The logits after this token are not numbers.
+/// The logits after this token are NaN.
 pub const NAN: u32 = 373;
-/// The sampler is given a row of the wrong length after this token.
+/// The logits after this token are a row of the wrong length.
 pub const SHORT_ROW: u32 = 374;
 
 /// Sizes of an engine over [`Recall`].
@@ -48,24 +46,24 @@ pub struct Shape {
     pub waiting: usize,
     pub context: usize,
     pub prefix_cache: bool,
-    /// How long a step takes.
+    /// Duration of a step.
     pub step_time: Duration,
-    /// How long a pass of the draft head takes.
+    /// Duration of a pass of the draft head.
     pub pass_time: Duration,
-    /// Slots of recurrent state; 0: a model without.
+    /// Slots of recurrent state; 0: a model without state.
     pub state_slots: usize,
-    /// Positions that a sliding-window layer sees, whose pages there are as many of as state slots; 0: a model without.
+    /// Positions that a sliding-window layer sees; 0: a model without windows. There are `state_slots` window pages.
     pub window: usize,
     /// Drafts at once; 0: no speculation.
     pub drafts: usize,
-    /// A head makes them; otherwise they are looked up in the text.
+    /// Whether a draft head makes the drafts; otherwise they are looked up in the prompt and answer.
     pub head: bool,
-    /// After so many of 256 histories the model says what followed the last token where it stood before.
+    /// After this many of 256 histories the model repeats the token that followed the last token where it stood before.
     pub echo: u64,
-    /// Of 256 positions the head is right about so many.
+    /// At this many of 256 positions the draft head is right.
     pub right: u64,
     pub speculation: Speculation,
-    /// It takes images.
+    /// Sizes of the media encoder; None: the model takes no images.
     pub encoder: Option<MediaEncoder>,
 }
 
@@ -94,18 +92,18 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// A hybrid with `drafts` drafts (0: no head) of which `right` of 256 are right, and `spare` slots for checkpoints.
+    /// A hybrid with `drafts` drafts a step (0: no head), of which `right` of 256 are right. `spare` slots are for checkpoints.
     pub fn hybrid(drafts: usize, right: u64, spare: usize) -> Self {
         let plain = Self::default();
         Self { state_slots: plain.running * (1 + drafts) + spare, drafts, right, rows: 128, ..plain }
     }
 
-    /// Drafts are taken unchecked, in one slot a sequence.
+    /// The same shape with optimistic drafts: they are not verified, and a sequence owns one slot.
     pub fn optimistic(self) -> Self {
         Self { speculation: Speculation { optimistic: true, ..self.speculation }, ..self }
     }
 
-    /// Slots a sequence owns.
+    /// Returns the state slots that a sequence owns.
     fn ring(&self) -> usize {
         match (self.state_slots, self.speculation.optimistic) {
             (0, _) => 0,
@@ -119,7 +117,7 @@ impl Shape {
 /// Layers of a step that is computed layer by layer.
 const LAYERS: usize = 4;
 
-/// What a test can see of the runner.
+/// Counters of the runner that tests read.
 #[derive(Debug, Default)]
 pub struct Seen {
     /// Steps carried out.
@@ -134,12 +132,12 @@ pub struct Seen {
     pub draft_passes: AtomicU64,
     /// State slots written.
     pub states_written: AtomicU64,
-    /// Batches that went through the encoder, and the most images of one.
+    /// Batches that the encoder has computed, and the most images of one batch.
     pub batches: AtomicU64,
     pub batch_max: AtomicU64,
-    /// Batches that did while a step stood between two layers.
+    /// Batches that the encoder has computed while a step stood between two layers.
     pub batches_between: AtomicU64,
-    /// Images that did.
+    /// Images that the encoder has computed.
     pub images: AtomicU64,
     /// Rows of encoder outputs in steps.
     pub media_rows: AtomicU64,
@@ -148,20 +146,20 @@ pub struct Seen {
 /// The runner.
 pub struct Recall {
     shape: Shape,
-    /// What stands at every position of every page.
+    /// The code of every position of every page.
     cache: Vec<u32>,
-    /// The tokens there.
+    /// The token id of every position of every page.
     ids: Vec<u32>,
-    /// What stands in each row of the step.
+    /// The code of each row of the step.
     codes: Vec<u32>,
-    /// What the encoder has made.
+    /// Output rows of the encoder.
     encoded: Vec<[f32; media_encoder::WIDTH]>,
-    /// The step that last wrote a position, so that two sequences writing the same place in one step are noticed.
+    /// The step that last wrote a position. Two sequences that write one position in one step are noticed.
     written: Vec<u64>,
     step: u64,
-    /// Layers that are through of the step that was begun, if one was, and its tokens.
+    /// The unfinished step that is computed layer by layer: its number of computed layers and its tokens.
     begun: Option<(usize, Vec<u32>)>,
-    /// The history each state slot stands after; garbage where a step failed.
+    /// Hash of the history that each state slot stands after; garbage where a step failed.
     states: Vec<u64>,
     /// The history at every position of every window page.
     windows: Vec<u64>,
@@ -177,7 +175,7 @@ pub struct Recall {
     seen: Arc<Seen>,
 }
 
-/// What an engine over a remembering runner is built from.
+/// The parts that an engine over a remembering runner is built from.
 pub fn recall_bench(shape: Shape) -> (Bench<Recall>, Arc<Seen>) {
     let seen = Arc::new(Seen::default());
     let runner = Recall {
@@ -246,7 +244,7 @@ pub fn recall_engine(shape: Shape) -> (EngineHandle, Arc<Seen>) {
     (over_runner(bench), seen)
 }
 
-/// What the model says after `prompt`, greedily.
+/// Returns the greedy continuation of `prompt`, `tokens` tokens long.
 pub fn says(prompt: &[u32], tokens: usize) -> Vec<u32> {
     let mut history = prompt.to_vec();
     for _ in 0..tokens {
@@ -255,19 +253,19 @@ pub fn says(prompt: &[u32], tokens: usize) -> Vec<u32> {
     history.split_off(prompt.len())
 }
 
-/// The greedy token after a history.
+/// Returns the greedy token after a history.
 pub fn best(history: u64) -> u32 {
     let mut row = vec![0.0; VOCAB as usize];
     logits(history, &mut row);
     (0..VOCAB).max_by(|a, b| row[*a as usize].total_cmp(&row[*b as usize])).unwrap()
 }
 
-/// A history after one more token.
+/// Returns the hash of a history with one more token.
 pub fn after(history: u64, id: u32) -> u64 {
     mix(history ^ u64::from(id))
 }
 
-/// The content of a row, for a model that gives each row a place in three axes.
+/// The code of a row, for a model that gives each row a place in three axes.
 pub fn code(own: u32, place: [f32; 3]) -> u32 {
     place.iter().fold(u64::from(own), |hash, axis| mix(hash ^ u64::from(axis.to_bits()))) as u32
 }
@@ -276,7 +274,7 @@ fn hash(history: impl Iterator<Item = u32>) -> u64 {
     history.fold(1, after)
 }
 
-/// The logits after a history: distinct pseudo-random numbers.
+/// Writes the logits after a history: distinct pseudo-random numbers.
 fn logits(history: u64, row: &mut [f32]) {
     for (id, logit) in row.iter_mut().enumerate() {
         *logit = (mix(history.wrapping_add(id as u64)) >> 40) as f32 / (1 << 21) as f32;
@@ -291,8 +289,8 @@ pub fn is_right(history: u64, right: u64) -> bool {
     mix(history ^ 0x00d1_ce00) % 256 < right
 }
 
-/// How many of `drafts` drafts a step are right when `prompt` is continued by `tokens` tokens, counted as the engine does: drafted
-/// and accepted.
+/// Returns the drafted and the accepted tokens when `prompt` is continued by `tokens` tokens with `drafts` drafts a step. Both are counted
+/// as the engine counts them.
 pub fn expected_drafts(prompt: &[u32], tokens: usize, drafts: usize, right: u64) -> (u32, u32) {
     let said = says(prompt, tokens);
     let mut history = hash(prompt.iter().copied());
@@ -302,7 +300,7 @@ pub fn expected_drafts(prompt: &[u32], tokens: usize, drafts: usize, right: u64)
         rights.push(is_right(history, right));
     }
     let (mut drafted, mut accepted) = (0, 0);
-    // The first token comes with the prompt; `at` tokens are there, and drafts end one before the last.
+    // The first token comes with the prompt. `at` counts generated tokens; drafts end one before the last.
     let mut at = 1;
     while at < tokens {
         let n = drafts.min(tokens - at - 1);
@@ -322,7 +320,7 @@ pub fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// A prompt of `len` ordinary tokens; those of one seed begin alike.
+/// A prompt of `len` ordinary tokens; prompts of one seed begin alike.
 pub fn prompt(seed: u64, len: usize) -> Vec<u32> {
     (0..len as u64).map(|i| (mix(seed * 1000 + i) % 256) as u32).collect()
 }

@@ -1,4 +1,4 @@
-//! Requests with images and videos, as the references of vision models draw them.
+//! Requests with images and videos, made by the formulas of the vision models' references.
 
 use std::sync::Arc;
 
@@ -13,12 +13,12 @@ use serde_json::Value;
 use super::senses::drawn;
 use super::{greedy, ids, reference};
 
-/// Small enough for a test; images of the references fit.
+/// Options small enough for a test; images of the references fit.
 pub fn small(options: Options) -> Options {
     Options { max_image_pixels: Some(8192), max_video_frames: Some(8), media_bytes: 4 << 20, ..options }
 }
 
-/// Drawings as the model's processor makes them fit.
+/// A media item of drawn frames, resized as the model's processor does.
 pub fn item(spec: &MediaSpec, frames: Vec<Rgb>, video: bool, first: usize, seconds: Option<f32>) -> MediaItem {
     let image = &spec.image.as_ref().unwrap().rule;
     let fit = match video {
@@ -39,7 +39,8 @@ pub fn item(spec: &MediaSpec, frames: Vec<Rgb>, video: bool, first: usize, secon
     MediaItem { key, shape: fit.shape, grid, first: first as u32, seconds, of_video: false, pixels }
 }
 
-/// The same as a request has it: an image that is encoded in pieces is an item each. Where they begin is not said yet.
+/// The media items of drawn frames, as a request has them. An image that is encoded in pieces is one item a piece. Their first positions
+/// are not set yet.
 fn items(spec: &MediaSpec, frames: Vec<Rgb>, video: bool, seconds: Option<f32>) -> Vec<MediaItem> {
     let rule = &spec.image.as_ref().unwrap().rule;
     let made = match (rule, rule.fit(frames[0].size)) {

@@ -1,4 +1,4 @@
-//! What the tests of real encoders share: images drawn as the references' were, and what holds of answers and memory whatever was shown.
+//! Shared by the tests of real encoders: images drawn as the references' were, and checks of answers and memory that hold for all media.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -22,7 +22,7 @@ pub fn drawn(seed: usize, frame: usize, size: Size) -> Rgb {
     Rgb { size, data: pixels.collect() }
 }
 
-/// The reference's greedy tokens up to a near-tie, and their log-probabilities within what issue 6 allows without a resize.
+/// Asserts that an answer has the reference's greedy tokens, with log-probabilities within 0.002.
 pub fn as_the_reference(model: &str, case: &Value, answer: &Answer) {
     let name = &case["name"];
     assert_eq!(answer.error, None, "{model}: {name}");
@@ -34,7 +34,7 @@ pub fn as_the_reference(model: &str, case: &Value, answer: &Answer) {
     }
 }
 
-/// An encoder was at work, and took no more than was planned for it.
+/// Asserts that an encoder was at work and took no more memory than planned.
 pub fn encoders_kept_to_their_plan(engine: &EngineHandle) {
     let ledger = engine.ledger();
     for component in [Component::EncoderOutputs, Component::StepWorkspace] {
@@ -43,7 +43,7 @@ pub fn encoders_kept_to_their_plan(engine: &EngineHandle) {
     }
 }
 
-/// Waits until everything that requests held is back, outputs of encoders and pixels too.
+/// Waits until everything that requests held is released, including encoder outputs and pixels.
 pub fn all_is_back(engine: &EngineHandle) {
     quiet(engine);
     let spec = engine.media().unwrap();
@@ -51,8 +51,8 @@ pub fn all_is_back(engine: &EngineHandle) {
     assert_eq!((stats.pages_free + stats.pages_idle, spec.staging.used()), (stats.pages, 0));
 }
 
-/// Encoder outputs on disk, over restarts: `ask` says how a request is made of an engine, with another text before the media if it is told
-/// so. Media that were encoded before the restart are not encoded again.
+/// Tests encoder outputs on disk over restarts: media that were encoded before a restart are not encoded again. `ask` makes the requests
+/// for an engine; if its flag is set, another text precedes the media.
 pub fn outputs_come_back(
     what: &str,
     options: &Options,
@@ -75,7 +75,7 @@ pub fn outputs_come_back(
     assert!(encoded > 0);
     stop_on_disk(first, Some(&dir));
     let files = blobs(&dir, OUTPUT_KIND);
-    // The same text, then another one: no pages of its prefix are on disk.
+    // First the same text, then another one: no pages of its prefix are on disk.
     for other in [false, true] {
         let again = start(&kept);
         for (found, expected) in answers(&again, other).iter().zip(&expected[usize::from(other)]) {
@@ -131,7 +131,7 @@ fn blobs(dir: &Path, kind: u8) -> Vec<PathBuf> {
     files.map(|file| file.unwrap().path()).filter(|file| file.to_str().unwrap().ends_with(&suffix)).collect()
 }
 
-/// Ends an engine when all is back, within its plan; returns when its directory is free.
+/// Stops an engine when it has released everything within its plan. Returns when its directory is free.
 pub fn stop_on_disk(engine: EngineHandle, dir: Option<&Path>) {
     all_is_back(&engine);
     within_plan(&engine);
@@ -143,7 +143,7 @@ pub fn stop_on_disk(engine: EngineHandle, dir: Option<&Path>) {
     }
 }
 
-/// Two requests with the same ids and other media are told apart, and each is found again.
+/// Asserts that two requests with the same ids and different media get different answers, and that each is found again in the cache.
 pub fn told_apart(engine: &EngineHandle, mine: &Request, theirs: &Request) {
     assert_eq!(mine.prompt, theirs.prompt);
     let logprobs = |request: &Request| {

@@ -1,5 +1,5 @@
-//! An encoder that hears beside one that sees, and one alone, in the engine: answers are the reference's whatever runs beside them, audio clips are found again
-//! by content, and nothing larger than the self-test is accepted.
+//! Audio encoders in the engine, with and without a vision encoder. Answers are the reference's whatever runs beside them. Audio clips are
+//! found again by content, and nothing larger than the self-test is accepted.
 
 use plimsoll_engine::media::MediaItem;
 use plimsoll_engine::{EngineHandle, Host, LoadedModel, Options, Refusal, Request, Transcript, start};
@@ -22,7 +22,7 @@ const CHUNKS: &str = "omni2.5";
 const WHISPER: &str = "whisper";
 /// Qwen3-ASR from GGUF, with a clip of eight seconds.
 const TRANSCRIBER: &str = "gguf-asr";
-/// Whose images have 70 tokens, which a step takes whole.
+/// Gemma 4 unified: its images have 70 tokens, which one step computes.
 const UNIFIED: &str = "vl-gemma4-unified-audio";
 
 fn engine_of(model: &str, options: &Options) -> EngineHandle {
@@ -197,7 +197,7 @@ fn i9_a_second_turn_finds_what_it_would_compute() {
     let is_video = |item: &Value| item["kind"] == "video";
     let film = cases.iter().find(|case| case["items"].as_array().unwrap().iter().any(is_video)).unwrap();
     let tracked = cases.iter().find(|case| case["name"] == "films").unwrap();
-    // Between whole steps, so that places have fractions that need rounding more than once on the way.
+    // Start times between whole steps: places have fractions that are rounded more than once.
     for (case, thousandths) in [(film, 311), (film, 407), (film, 533), (tracked, 533)] {
         let mut first = request(&cached, case, 100);
         first.media.iter_mut().for_each(|item| {

@@ -11,7 +11,7 @@ use plimsoll_engine::{EngineHandle, Reader, Request};
 use crate::common::recall::{Shape, mix, recall_engine, says};
 use crate::common::{collect, greedy, quiet};
 
-/// Long enough that requests meet each other whatever else the machine does.
+/// Duration of a step, long enough that requests run side by side whatever else the machine does.
 const STEP: Duration = Duration::from_micros(200);
 
 /// A stream of pseudo-random numbers.
@@ -104,7 +104,7 @@ fn a_roomy_pool() {
     run(Shape::default());
 }
 
-/// A model with a sliding window of `window` positions, with so many window pages more than one request needs.
+/// A model with a sliding window of `window` positions and `more` window pages than one request needs.
 fn windowed(window: usize, more: usize, shape: Shape) -> Shape {
     let pages = shape.context.min(shape.pages * 16) / 16;
     Shape { window, state_slots: WindowPool::per_sequence(window, shape.rows).min(pages) + more, ..shape }
@@ -143,7 +143,7 @@ fn windows_with_drafts_that_miss() {
     }
 }
 
-/// Every turn of a conversation starts where the one before it ended, though its window pages are as many as two requests need.
+/// Every turn of a conversation starts where the last one ended, with window pages for two requests only.
 #[test]
 fn a_conversation_with_windows_is_computed_once() {
     let shape = Shape { pages: 200, context: 1600, rows: 32, ..Shape::default() };
@@ -153,12 +153,12 @@ fn a_conversation_with_windows_is_computed_once() {
     for turn in 0..30u64 {
         let answer = collect(engine.submit(greedy(&history, 13)).unwrap());
         assert_eq!(answer.ids, says(&history, 13), "turn {turn}");
-        // Of the last answer all is computed but its last token.
+        // All of the last answer is computed except its last token.
         let known = if turn == 0 { 0 } else { (history.len() - 21) / 16 * 16 };
         assert_eq!(answer.cached_tokens as usize, known, "turn {turn}");
         history.extend(answer.ids);
         history.extend((0..20).map(|i| (mix(turn * 100 + i) % 256) as u32));
-        // Strangers come in between, and take what is cold.
+        // Other requests run in between and evict old pages.
         let stranger: Vec<u32> = (0..300).map(|i| (mix(turn * 777 + i) % 256) as u32).collect();
         assert_eq!(collect(engine.submit(greedy(&stranger, 3)).unwrap()).ids, says(&stranger, 3));
     }
@@ -202,16 +202,16 @@ fn a_preempted_request_needs_few_logits() {
     assert!(rows <= 3 * 60 + preemptions, "{rows} rows of logits for 180 tokens and {preemptions} preemptions");
 }
 
-/// What a router has been told.
+/// State of a router that reads the KV events.
 #[derive(Default)]
 struct Told {
     cursor: KvCursor,
-    /// Parents and tokens by name.
+    /// Parent and tokens of each page, by the page's hash.
     pages: HashMap<u64, (Option<u64>, [u32; 16])>,
 }
 
 impl Told {
-    /// Reads `most` changes; says whether there were any.
+    /// Reads at most `most` changes; returns whether there were any.
     fn read(&mut self, engine: &EngineHandle, most: usize) -> bool {
         let mut events = Vec::new();
         engine.kv_event_log().unwrap().read(&mut self.cursor, most, &mut events);
@@ -225,7 +225,7 @@ impl Told {
         !events.is_empty()
     }
 
-    /// The prompts that end with a page after which none is known, in some order.
+    /// Returns the prompts that end with a page without a known next page, in some order.
     fn prompts(&self) -> Vec<Vec<u32>> {
         let parents: Vec<u64> = self.pages.values().filter_map(|page| page.0).collect();
         let leaves = self.pages.keys().filter(|hash| !parents.contains(hash));
@@ -251,7 +251,7 @@ fn what_routers_are_told_is_there() {
         for round in 0..12 {
             while told.read(&engine, 7) {}
             let prompts = told.prompts();
-            // Room for one token more.
+            // Room for one more token.
             let Some(known) = prompts.get(round % prompts.len().max(1)).filter(|known| known.len() < 250) else {
                 continue;
             };

@@ -25,7 +25,7 @@ fn requests() -> Vec<Request> {
     (0..10).map(|i| Request { sampling: sampling(i), logprobs: Some(2), ..greedy(&prompt(i), 40 + i) }).collect()
 }
 
-/// All but how it was drafted and cached.
+/// All of an answer except how it was drafted and cached.
 fn said(answer: &Answer) -> (&[u32], &str, String) {
     assert_eq!(answer.error, None);
     (&answer.ids, &answer.text, format!("{:?}", answer.logprobs))
@@ -52,7 +52,7 @@ fn answers_are_the_same_with_and_without_a_draft_model() {
     for model in ["llama-tied", "qwen3.5", "gguf-llama-q4_0"] {
         let (plain, none) = answers(model, &exact(), false);
         assert_eq!(none[0], 0);
-        // Another model, and the model itself, whose drafts hit.
+        // One draft model is another model; the other is the model itself, whose drafts hit.
         let own = if model == "llama-tied" { model } else { "llama" };
         for (draft, tokens) in [("llama", 1), (own, 3), ("gguf-llama-q8_0", 8)] {
             let small = Options { max_total_token_num: Some(256), ..drafting(draft, tokens) };
@@ -133,7 +133,7 @@ fn a_draft_model_that_cannot_be_used_is_refused_with_what_to_do() {
     assert!(error.contains("the draft model has a configuration alone"), "{error}");
 }
 
-/// Its drafts would all be right, but that it does not see the first token.
+/// The model's drafts for itself would all be right if it also saw the first token.
 #[test]
 #[ignore = "models"]
 fn a_real_model_drafts_most_of_its_own_tokens() {

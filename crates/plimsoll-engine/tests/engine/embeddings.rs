@@ -1,5 +1,5 @@
-//! Pooled requests through the whole engine: encoders and a decoder against transformers, the same bits in any company, limits that
-//! name themselves, and everything given back.
+//! Pooled requests through the whole engine: encoders and a decoder against transformers, the same bits in any company. Limits are named in
+//! errors, and everything is released.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Acquire;
@@ -129,7 +129,7 @@ fn embeddinggemma_with_its_dense_layers() {
 fn encoders_from_gguf() {
     for model in ["bert-gguf", "bert-gguf-cross", "bert-gguf-nomic", "bert-gguf-modern", "embeddinggemma-gguf"] {
         check(model);
-        // The vocabulary in the file gives the ids of the library.
+        // The vocabulary in the file gives the same ids as the library.
         let tokenizer = LoadedModel::open(&fixtures().join("models").join(model)).unwrap().tokenizer;
         for text in reference(model)["texts"].as_array().unwrap() {
             let found = tokenizer.encode(text["text"].as_str().unwrap(), true, false).unwrap();
@@ -138,7 +138,7 @@ fn encoders_from_gguf() {
     }
 }
 
-/// A tokenizer may type the second text of a pair for a model that has one kind of token.
+/// A tokenizer may mark the second text of a pair with a type that the model does not have.
 #[test]
 fn a_second_kind_of_token_that_the_model_lacks_is_the_first() {
     let engine = engine("bert-roberta", &encoder());
@@ -167,7 +167,7 @@ fn a_decoder_is_pooled_over_chunks() {
             let tokens = ids(&prompt["ids"]);
             let [last, mean] = [Pooling::Last, Pooling::Mean].map(|pooling| embed(&engine, &tokens, pooling));
             worst = worst.max(off(&last, &prompt["last"])).max(off(&mean, &prompt["mean"]));
-            // Again: the prefix is cached now, of which the mean must not make use.
+            // The prefix is cached now. Mean pooling must not use it.
             assert_eq!(embed(&engine, &tokens, Pooling::Mean), mean);
             let again = ask(&engine, pooled(&tokens, Embed::new(Pooling::Last)));
             assert_eq!(again.cached_tokens as usize, (tokens.len() - 1) / 16 * 16);
@@ -219,7 +219,7 @@ fn i9_an_encoder_does_not_hear_its_neighbours() {
     }
 }
 
-/// A pool so small that requests are preempted while they are pooled, among others that generate.
+/// A pool so small that pooled requests are preempted, beside requests that generate.
 #[test]
 fn i9_decoder_pools_beside_generation_and_after_preemption() {
     let roomy = engine("qwen3", &exact());
@@ -252,7 +252,7 @@ fn a_client_that_goes_gets_everything_back() {
         for round in 0..20 {
             let requests = (0..16).map(|i| pooled(&prompt(round * 16 + i, 50, 200), Embed::new(Pooling::Mean)));
             let mut readers: Vec<_> = requests.map(|request| engine.submit(request).unwrap()).collect();
-            // Some go at once, some when they have been answered.
+            // Some clients leave at once, some when they have their answers.
             readers.drain(..8);
             values(collect(readers.pop().unwrap()));
         }
@@ -298,7 +298,7 @@ fn what_cannot_be_is_refused_with_its_limit() {
     decoder.stop();
 }
 
-/// The plan of an encoder is tested at its start, and many requests take no more.
+/// Starts an encoder, which tests its plan; many requests then take no more than the plan.
 fn plan_and_test(model: &str, rows: usize, running: usize) {
     let folder = fixtures().join("models").join(model);
     let checkpoint = Checkpoint::open(&folder).unwrap();
@@ -310,7 +310,7 @@ fn plan_and_test(model: &str, rows: usize, running: usize) {
     assert_eq!((bytes(Component::KvPages), bytes(Component::PrefixIndex), planned.pages), (0, 0, 0));
     let tokenizer = Arc::new(Tokenizer::from_file(&folder.join("tokenizer.json")).unwrap());
     let engine = start(&checkpoint, tokenizer, &options, &host, |_| {}).unwrap();
-    // The largest step took what was planned for it.
+    // The largest step takes the memory that was planned for it.
     let measured = engine.measured_workspace_bytes().unwrap();
     assert!(
         measured <= planned.workspace as u64 && planned.workspace as u64 - measured < 64,
@@ -370,7 +370,7 @@ fn an_encoder_is_planned_without_a_pool_and_tested() {
     assert!(Blueprint::new(&checkpoint, &mtp).is_err());
 }
 
-/// What pairs have in common is not waited for: an encoder keeps nothing that could be taken.
+/// A pair does not wait for another with the same query: an encoder keeps no prefix to reuse.
 #[test]
 fn pairs_with_one_query_share_a_step() {
     let engine = engine("bert-cross", &encoder());

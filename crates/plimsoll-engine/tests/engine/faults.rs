@@ -1,5 +1,5 @@
-//! I7: a step that fails, a kernel that panics, logits that are no numbers end the request they belong to, and nothing
-//! else: the neighbours' tokens are the very ones they would have had, and the engine goes on serving.
+//! I7: a failed step, a kernel that panics or logits that are NaN end the request they belong to and no other. The other requests get the
+//! tokens that they would have got, and the engine continues to serve.
 
 use plimsoll_engine::Request;
 use plimsoll_engine::testing::by_hand;
@@ -139,7 +139,7 @@ fn what_led_to_no_number_is_not_found_any_more() {
     assert!(failed.error.is_some() && failed.cached_tokens == 32, "{failed:?}");
     quiet(&engine);
     assert_eq!((cached(), cached()), (0, 32));
-    // Logits that are only reported say it too.
+    // Logits that are only reported make the request fail too.
     bad[20] = NAN;
     let reported = Request { prompt_logprobs: Some(0), ..greedy(&bad, 4) };
     assert!(collect(engine.submit(reported).unwrap()).error.is_some());
@@ -147,8 +147,8 @@ fn what_led_to_no_number_is_not_found_any_more() {
     assert_eq!((cached(), cached()), (0, 32));
 }
 
-/// Requests that took such pages before do not put them back into the cache, with what they computed from them since:
-/// not page by page, not by the states of a hybrid, not when they end.
+/// Requests may have used such pages before the fault. They do not put these pages back into the cache, nor the pages that they have
+/// computed since. This holds page by page, for the states of a hybrid, and when a request ends.
 #[test]
 fn pages_of_a_step_with_non_finite_values_are_not_shared() {
     for state_slots in [0, 40] {

@@ -1,5 +1,5 @@
-//! Thousands of steps with drafts and recurrent state, verified and optimistic: memory stays where it was after the first few
-//! hundred, no state is kept aside, and every pool is full at the end. The whole process is looked at, so it runs alone.
+//! Thousands of steps with drafts and recurrent state, verified and optimistic. Memory stays where it was after the first few hundred, no
+//! checkpoint is made, and every pool is full at the end. The test measures the whole process, so it runs alone.
 
 use std::sync::atomic::Ordering::Acquire;
 
@@ -70,8 +70,8 @@ fn memory_is_flat_over_thousands_of_steps() {
             looks.push((heap::in_use() as i64 - in_use as i64, resident() as i64 - process as i64));
         }
         assert!(steps(&engine) > 4096);
-        // The heap holds what it held, or less: what others let go of meanwhile was in the first look. What the process has
-        // beyond it is the allocator's, in pages.
+        // The heap holds as many bytes as before, or fewer: the first reading includes memory freed since. The rest of the process's memory
+        // is the allocator's, in pages.
         let (heap_last, process_last) = looks[7];
         assert!(heap_last < 4096 && (heap_last - looks[3].0).abs() < 4096, "optimistic {optimistic}: {looks:?}");
         assert!(process_last - looks[0].1 <= 256 << 10, "optimistic {optimistic}: {looks:?}");
@@ -81,7 +81,7 @@ fn memory_is_flat_over_thousands_of_steps() {
             assert_eq!(metrics.drafted_tokens.get(), metrics.accepted_tokens.get());
         }
 
-        // A long answer: thousands of tokens, not one state kept aside.
+        // A long answer: thousands of tokens and no checkpoint.
         let long = Options { max_req_total_len: None, ..options(optimistic) };
         drop(engine);
         let engine = crate::common::engine("mtp-half", &long);

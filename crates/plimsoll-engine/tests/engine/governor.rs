@@ -1,5 +1,5 @@
-//! The governor on a real engine thread, with made-up looks at the machine: each level does what it says, answers stay the
-//! same, and when memory is back everything is as before.
+//! The governor on a real engine thread, with simulated memory readings. Each level has its documented effect and changes no answer. When
+//! memory is available again, everything is as before.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ const CALM: MemoryReading = MemoryReading {
 };
 const DIRE: MemoryReading = MemoryReading { available: 0, ..CALM };
 
-/// Shows the engine a reading and waits until it has acted: the level is taken before the deed, so two looks are one deed.
+/// Shows the engine a reading and waits until it has acted. The engine sets the level before it acts, so the function waits for two rounds.
 fn show(engine: &EngineHandle, reading: MemoryReading) -> DegradationLevel {
     let steps = || engine.status().iterations.load(std::sync::atomic::Ordering::Acquire);
     take_reading(engine, reading);
@@ -66,7 +66,7 @@ fn cold_prefixes_go_first_and_new_requests_are_told_503() {
 
 #[test]
 fn the_newest_give_way_and_the_oldest_finishes() {
-    // At the last level the emergency reserve is given up, which is the process's: other engines would refuse requests.
+    // At the last level the engine gives up the emergency reserve. It belongs to the process, so other engines would refuse requests.
     own_process!();
     let (engine, _) = recall_engine(slow());
     let prompts: Vec<Vec<u32>> = (0..6u32).map(|i| (i * 7..i * 7 + 20).collect()).collect();

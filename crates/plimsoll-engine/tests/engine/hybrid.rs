@@ -1,5 +1,5 @@
-//! Hybrid models through the whole engine, with and without their draft heads: the references of transformers,
-//! checkpoints with a known acceptance, crowds, chats, and the memory that all this takes.
+//! Hybrid models through the whole engine, with and without their draft heads. Tests use transformers' references, checkpoints with a known
+//! acceptance, crowds and chats, and check the memory.
 
 use std::sync::atomic::Ordering::Acquire;
 
@@ -56,7 +56,7 @@ fn the_first_draft_is_the_references() {
     }
 }
 
-/// What a checkpoint of known acceptance accepts: (drafted, accepted) for `tokens` tokens after `first`.
+/// Returns the greedy tokens after `last`, and the drafted and accepted tokens of a checkpoint with known acceptance.
 fn known_drafts(reference: &serde_json::Value, last: u32, tokens: usize, drafts: usize) -> (Vec<u32>, (u32, u32)) {
     let (next, wrong) = (ids(&reference["next"]), ids(&reference["wrong"]));
     let mut said = vec![next[last as usize]];
@@ -113,7 +113,7 @@ const LONGEST: usize = 112;
 fn crowd(seed: u64) -> Vec<Request> {
     let dice = |i: u64, salt: u64, n: u64| mix(seed * 1_000_003 + i * 1009 + salt) % n;
     let request = |i| {
-        // The last ones begin with a page and end with seven. The smallest pool has eight: half of what two of them may generate
+        // The last requests begin with one page and end with seven. The smallest pool has eight. Half of what two of them may generate
         // fits, so both are admitted.
         let grows = i >= 18;
         let (len, shared) = (if grows { 16 } else { 1 + dice(i, 1, 56) }, dice(i, 2, 2) == 0);
@@ -136,8 +136,8 @@ fn crowd(seed: u64) -> Vec<Request> {
     (0..24).map(request).collect()
 }
 
-/// I9 for models with state: tokens and log-probabilities are the same bits with and without drafts, in any company, however the
-/// prompt is cut, preempted, or found in the cache.
+/// I9 for models with state: tokens and log-probabilities are the same bits with and without drafts and in any company. This holds however
+/// the prompt is cut, preempted or found in the cache.
 #[test]
 fn a_crowd_of_hybrids_says_what_each_says_alone() {
     HYBRIDS.iter().for_each(|model| check(model, ComputeDtype::Auto));
@@ -152,13 +152,13 @@ fn a_crowd_of_models_with_heads_says_what_each_says_alone() {
     }
 }
 
-/// The same without draft heads, where drafts are looked up in the text.
+/// The same without draft heads: drafts are looked up in the prompt and answer.
 #[test]
 fn a_crowd_of_a_headless_hybrid_says_what_each_says_alone() {
     check(HEADLESS[0], ComputeDtype::Auto);
 }
 
-/// The same for each of them.
+/// The same for each of the other models without draft heads.
 #[test]
 #[ignore = "soak"]
 fn a_crowd_of_headless_hybrids_says_what_each_says_alone() {
@@ -184,7 +184,7 @@ fn check(model: &str, compute_dtype: ComputeDtype) {
     let base = Options { kv_dtype: KvDtype::F16, threads: Some(1), compute_dtype, ..with_drafts(0) };
     let alone = engine(model, &Options { prefix_cache: false, running_max_req_size: 1, ..base.clone() });
     let mut requests = crowd(7);
-    // A text that repeats itself, so that drafts can be looked up: of some requests, a handful of tokens win.
+    // A text that repeats itself, so that drafts can be looked up: half of the requests prefer a few tokens.
     for request in requests.iter_mut().step_by(2).filter(|_| HEADLESS.contains(&model)) {
         request.sampling.logit_bias = (20..24).map(|token| (token, 60.0)).collect();
     }
@@ -228,7 +228,7 @@ fn check(model: &str, compute_dtype: ComputeDtype) {
     assert!(preemptions > 0 && cached > 0 && drafted > 0, "{model}: {preemptions} {cached} {drafted} prove nothing");
 }
 
-/// Turn by turn: each starts from the state after the last one's input, and says what a cold engine says.
+/// Each turn starts from the state after the last turn's input, and its answer is that of an engine without a cache.
 #[test]
 fn a_chat_with_a_hybrid_is_warm() {
     for model in HYBRIDS.into_iter().chain(HEADLESS) {
@@ -257,7 +257,8 @@ fn blueprint(model: &str, options: &Options) -> Blueprint {
     Blueprint::new(&checkpoint, options).unwrap()
 }
 
-/// Slots and pages share one room: the more of it, the more requests, up to all; never less than one, or it is said what is missing.
+/// State slots and pages share one budget: the larger it is, the more requests run, up to all. At least one runs; otherwise the error says
+/// what is missing.
 #[test]
 fn state_and_pages_share_the_room() {
     let options = Options { max_total_token_num: None, ..with_drafts(2) };
@@ -291,7 +292,7 @@ fn state_and_pages_share_the_room() {
     assert_eq!(before, (full.slots, full.pages));
 }
 
-/// The user's own ratio is used, or refused with the ratios that would do.
+/// The user's ratio is used, or refused with the ratios that are possible.
 #[test]
 fn a_state_ratio_is_met_or_explained() {
     let ratio =
@@ -310,7 +311,7 @@ fn a_state_ratio_is_met_or_explained() {
     assert!(error.contains("--state-ratio") && error.contains("use a ratio from"), "{error}");
 }
 
-/// Every option that shapes speculation is bounded.
+/// Every speculation option has an upper limit.
 #[test]
 fn drafts_beyond_the_limit_are_refused() {
     let bad = |drafts| Options { enable_mtp: true, mtp_num_draft_tokens: drafts, ..exact() };

@@ -1,5 +1,5 @@
-//! I9: a request's tokens and log-probabilities are the same bits alone and in a crowd: whatever runs beside it, however its
-//! prompt is cut into chunks, whether it was preempted, whether its prefix was cached, on however many threads.
+//! I9: a request's tokens and log-probabilities are the same bits alone and in a crowd. This holds for any neighbours, chunks, preemption,
+//! cached prefix and number of threads.
 
 use plimsoll_device::{ComputeDtype, Isa, KvDtype};
 use plimsoll_engine::sampling::SamplingParams;
@@ -24,7 +24,7 @@ fn options(kv_dtype: KvDtype) -> Options {
     }
 }
 
-/// The shapes a crowd is run in: as little alike as possible.
+/// The shapes in which a crowd runs: as different as possible.
 fn shapes(kv_dtype: KvDtype) -> Vec<Options> {
     let base = options(kv_dtype);
     let tiny = Some(LONGEST as u64 + 16);
@@ -168,7 +168,7 @@ fn arithmetics() -> impl Iterator<Item = ComputeDtype> {
     [ComputeDtype::F32, ComputeDtype::Auto, ComputeDtype::Int8].into_iter().chain(all_bf16())
 }
 
-/// Prompts with 550 tokens in common, which attention reads once for all, each with some of its own; two such families.
+/// Prompts with 550 tokens in common, which attention reads once for all, and a different rest. There are two such families.
 #[test]
 fn requests_with_equal_prefixes_answer_as_alone() {
     let requests: Vec<Request> = (0..8)
@@ -219,9 +219,9 @@ fn warm_is_cold() {
 
 fn converse(model: &str, options: Options) {
     let split_numerics = match (options.compute_dtype, Isa::detect()) {
-        // Of these models, llama's weights are single precision.
+        // The weights of llama are single precision, those of the other models are not.
         (ComputeDtype::Auto | ComputeDtype::Int8, Isa::Amx) => model != "llama",
-        // And the last one's are quantized.
+        // The weights of the last model are quantized.
         (ComputeDtype::Int8, isa) => isa.rounds_attention() && model == "gguf-qwen2-q4_0",
         _ => false,
     };
@@ -256,7 +256,8 @@ fn every_instruction_set_gives_the_same_bits() {
     {
         agree(model, kv_dtype, ComputeDtype::F32, &Isa::ALL);
     }
-    // Those have another arithmetic for prompts; where AVX-512 is among them, kernels' own tests compare its products of bytes.
+    // Instruction sets that round attention compute prompts differently. If AVX-512 is one of them, the kernels' own tests compare its
+    // products of bytes.
     let others: Vec<Isa> = Isa::ALL.into_iter().filter(|isa| !isa.rounds_attention()).collect();
     agree("gguf-qwen2-q4_0", KvDtype::Q8, ComputeDtype::Int8, &others);
 }

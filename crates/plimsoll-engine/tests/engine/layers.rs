@@ -1,5 +1,5 @@
-//! Long prompts beside a stream go layer by layer, between its steps. Both give the output that they give alone, even
-//! if a request leaves, fails or is preempted in between, and nothing is left behind.
+//! Long prompts beside a stream are computed layer by layer, between the stream's steps. Both give the output that they give alone, even if
+//! a request leaves, fails or is preempted in between. Nothing is left behind.
 
 use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
@@ -12,19 +12,19 @@ use crate::common::media_encoder::{MediaEncoder, Mixed};
 use crate::common::recall::{FAILS, NAN, PANICS, Seen, Shape, prompt, recall_bench, recall_engine, says};
 use crate::common::{self, Answer, collect, drive, greedy, quiet};
 
-/// Layers and steps take their time, so that others come in between. Behind every step goes one layer, whatever the clock says.
+/// Layers and steps take time, so that others run in between. After every step one layer is computed, whatever the clock says.
 fn slow() -> Shape {
     Shape { rows: 64, context: 1024, pages: 200, step_time: Duration::from_millis(1), ..Shape::default() }
 }
 
-/// A stream that has begun.
+/// Returns a stream that has its first token.
 fn stream(engine: &EngineHandle) -> Reader {
     let mut reader = engine.submit(greedy(&prompt(1, 20), 900)).unwrap();
     pollster::block_on(reader.next()).unwrap();
     reader
 }
 
-/// Submits a long prompt and waits until layers of it were computed.
+/// Submits a long prompt and waits until some of its layers have been computed.
 fn under_way(engine: &EngineHandle, seen: &Seen, prompt: &[u32]) -> Reader {
     let before = seen.layers.load(Acquire);
     let reader = engine.submit(greedy(prompt, 5)).unwrap();
@@ -66,7 +66,7 @@ fn a_prompt_that_leaves_between_two_layers_leaves_nothing_behind() {
         let running = stream(&engine);
         for seed in 2..8 {
             drop(under_way(&engine, &seen, &prompt(seed, 700)));
-            // Others take its pages.
+            // Other requests take its pages.
             let short = prompt(100 + seed, 60);
             said(&common::ask(&engine, greedy(&short, 3)), &short, 3);
         }
@@ -92,7 +92,7 @@ fn what_fails_between_steps_ends_alone() {
     }
 }
 
-/// A step fails while a chunk stands between two layers: the chunk goes on.
+/// A step fails while a chunk stands between two layers: the chunk is not affected.
 #[test]
 fn a_step_that_fails_does_not_touch_the_chunk_beside_it() {
     for state_slots in [0, 40] {
@@ -119,7 +119,7 @@ fn a_prompt_that_gives_way_between_two_layers_begins_again() {
     let calm =
         MemoryReading { available: 1 << 40, stall_room: 1 << 40, above_plan: 1 << 30, ..MemoryReading::default() };
     let stalls = MemoryReading { full_avg10: 45.0, stall_room: 0, ..calm };
-    // So much that the newest gives way, while a chunk of it is under way.
+    // Pressure so high that the newest request is preempted while a chunk of it is being computed.
     let answers = drive(&mut hand, readers, |round| {
         take_reading(&engine, if (4..10).contains(&round) { stalls } else { calm });
     });

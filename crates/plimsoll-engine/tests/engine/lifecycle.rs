@@ -1,5 +1,5 @@
-//! One request's life: how it ends (stop, length, abort, drain, stop of the engine), what it reports on the way, what it
-//! is refused for; and that whatever it held is back afterwards (I4).
+//! One request's life: how it ends (stop, length, abort, drain, stop of the engine), what it reports, and why it is refused. All that it
+//! held is released afterwards (I4).
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -21,22 +21,22 @@ fn slow() -> Shape {
 #[test]
 fn an_abort_in_any_phase_gives_everything_back() {
     let (engine, _) = recall_engine(slow());
-    // While it waits for a place in the running set.
+    // Drop requests that wait for a place in the running set.
     let crowd: Vec<_> = (0..12).map(|i| engine.submit(greedy(&prompt(i, 20), 100)).unwrap()).collect();
     until(&engine, |e| e.status().waiting.load(Acquire) >= 4);
     drop(crowd);
     quiet(&engine);
-    // While its prompt is being computed: 200 tokens take 7 steps of 32 rows.
+    // Drop a request while its prompt is computed: 200 tokens take 7 steps of 32 rows.
     let reader = engine.submit(greedy(&prompt(20, 200), 10)).unwrap();
     until(&engine, |e| e.status().running.load(Acquire) == 1);
     drop(reader);
     quiet(&engine);
-    // While it generates.
+    // Drop a request while it generates.
     let mut reader = engine.submit(greedy(&prompt(21, 20), 200)).unwrap();
     pollster::block_on(reader.next()).unwrap();
     drop(reader);
     quiet(&engine);
-    // After its end, unread.
+    // Drop a request after its end, unread.
     let reader = engine.submit(greedy(&prompt(22, 20), 2)).unwrap();
     until(&engine, |e| e.idle());
     assert!(engine.reserved().0 > 0, "unread output still counts");
@@ -123,7 +123,7 @@ fn what_never_fits_is_refused_with_the_limit() {
     refuse(&|r| r.prompt_logprobs = Some(21), "prompt_logprobs", "20");
     refuse(&|r| r.sampling.temperature = f32::NAN, "sampling", "100");
     assert_eq!(engine.reserved(), (0, 0));
-    // The largest that fits, fits.
+    // The largest request that fits is served.
     assert_eq!(ask(&engine, greedy(&prompt(1, 20), 44)).ids, says(&prompt(1, 20), 44));
     assert_eq!(ask(&engine, greedy(&prompt(1, 63), 1)).ids, says(&prompt(1, 63), 1));
 }
@@ -152,7 +152,7 @@ fn stop_tokens_end_the_answer_and_are_not_text() {
     assert_eq!(stopped.finish, Some(FinishReason::Stop));
     let before = ask(&engine, greedy(&prompt(4, 20), first.max(1) as u32));
     assert_eq!(stopped.text, before.text, "the stop token is no text");
-    // Not before `min_tokens`: the stop token is not even sampled.
+    // Before `min_tokens` the stop token is not even sampled.
     request.min_tokens = 10;
     let later = ask(&engine, request);
     assert!(later.ids.len() >= 10, "{} tokens", later.ids.len());
@@ -192,7 +192,7 @@ fn stops_end_the_text_before_them_or_behind() {
     request.keep_stop = true;
     let kept = ask(&engine, request);
     assert_eq!((&kept.text[..], &kept.ids), (&whole[..=first], &answer.ids));
-    // A token that ends the text is a text of its own.
+    // A token that ends the text has its own text.
     let ends = *answer.ids.last().unwrap();
     let [before, behind] = [false, true]
         .map(|keep_stop| ask(&engine, Request { stop_token_ids: vec![ends], keep_stop, ..greedy(&prompt(8, 20), 40) }));
@@ -200,7 +200,7 @@ fn stops_end_the_text_before_them_or_behind() {
     assert!(behind.text.starts_with(&before.text) && behind.text.len() > before.text.len(), "{}", behind.text);
 }
 
-/// Text that may be the beginning of a stop string waits; where its tokens begin is known at once, and is the same.
+/// Text that may begin a stop string is held back. The offset of its tokens is known at once, and is the same.
 #[test]
 fn where_a_token_begins_does_not_wait_for_its_text() {
     let (engine, _) = recall_engine(Shape::default());
@@ -309,7 +309,7 @@ fn the_thread_ends_with_the_last_handle_and_serves_its_readers_first() {
     }
 }
 
-/// A runner that stands still inside a step while it is told to.
+/// A runner that waits inside a step while `closed` is set.
 struct Gate {
     inner: common::recall::Recall,
     closed: Arc<AtomicBool>,
@@ -348,7 +348,7 @@ fn i10_an_engine_that_stands_still_says_so_and_goes_on_when_it_can() {
     });
     engine.set_stall_limit(Duration::from_secs(1));
     watch_progress(&engine);
-    // Longer than the limit without work is no stall.
+    // Idle time longer than the limit is no stall.
     std::thread::sleep(Duration::from_millis(1500));
     assert!(engine.healthy() && engine.metrics().stalls.get() == 0);
     closed.store(true, Release);
@@ -400,7 +400,7 @@ fn a_real_engine_allocates_nothing_after_ready() {
     }
 }
 
-/// The time to the first token begins when the client asked, the queue's when the engine was.
+/// The time to first token starts when the client sent the request, the queue time when the engine received it.
 #[test]
 fn the_first_tokens_clock_starts_with_the_client() {
     let (engine, _) = recall_engine(Shape::default());

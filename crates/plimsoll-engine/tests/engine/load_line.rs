@@ -1,4 +1,4 @@
-//! The load line on real engines: what was planned holds, what was leased is respected, what `plan` says is built.
+//! The load line on real engines: memory stays within the plan, other leases are respected, and the engine is built as `plan` says.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -20,7 +20,7 @@ fn checkpoint(model: &str) -> Checkpoint {
     Checkpoint::open(if gguf.is_file() { &gguf } else { &dir }).unwrap()
 }
 
-/// A directory for leases that no other test knows.
+/// Returns a directory for leases that no other test uses.
 fn memory_leases(name: &str) -> PathBuf {
     let dir = std::env::temp_dir().join(format!("plimsoll-test-{}-{name}", std::process::id()));
     let _ = std::fs::remove_dir_all(&dir);
@@ -31,7 +31,7 @@ fn tokenizer() -> Tokenizer {
     Tokenizer::from_file(&fixtures().join("models/llama/tokenizer.json")).unwrap()
 }
 
-/// What the tokenizer takes, measured before the first engine: later ones free in the background.
+/// Returns the heap bytes of the tokenizer, measured once, before the first engine: later engines free memory in the background.
 fn tokenizer_bytes() -> u64 {
     static BYTES: OnceLock<u64> = OnceLock::new();
     *BYTES.get_or_init(|| {
@@ -91,12 +91,12 @@ fn i2_of_fixtures(takes: impl Fn(&str) -> bool) {
         let pooling = if engine.limits().dense { Pooling::Dense } else { Pooling::Mean };
         let embed = encoder.then(|| Embed::new(pooling));
         let max_tokens = if encoder { 0 } else { 20 };
-        // `audio` asks the model that takes nothing but audio.
+        // `audio` tests the model that takes only audio.
         if model != "whisper" {
             ask(&engine, Request { embed, max_tokens, ..greedy(&[1, 2, 3], 20) });
         }
         for row in engine.ledger().rows() {
-            // Other tests' engines have passed through this process: what it took before is not this engine's.
+            // Engines of other tests have run in this process; the baseline includes their memory.
             if row.component != Component::ProcessBaseline {
                 assert!(row.committed <= row.planned, "{model}: {row:?}");
             }
@@ -129,7 +129,7 @@ fn i8_a_measured_start_builds_what_the_plan_says() {
         let options = Options { memory_budget: budget(text), max_total_token_num: None, ..exact() };
         let mut host = Host::read(&options).unwrap();
         host.lease_dir = Some(memory_leases("i8"));
-        // Tests of this process have left their traces in its resident memory; the plan starts from the line alone.
+        // Other tests have enlarged this process's resident memory; the plan starts from the line alone.
         host.limit.bytes = options.memory_budget.unwrap().bytes(0);
         let measured = Options { tokenizer_bytes: Some(tokenizer_bytes()), ..options.clone() };
         let planned =
@@ -164,7 +164,7 @@ fn two_engines_that_do_not_fit_together_do_not_start_together() {
     assert_eq!((refusal.holders, refusal.leased), (1, first.plan().total()));
     assert!(refusal.missing > 0 && second.to_string().contains(&refusal.missing.to_string()), "{second}");
     stop(first);
-    // The lease goes with the engine's thread, a moment after its last word.
+    // The engine's thread releases the lease a moment after its last message.
     let again = (0..200).find_map(|_| {
         std::thread::sleep(std::time::Duration::from_millis(10));
         launch("llama", &options, &host(&options)).ok()
@@ -185,7 +185,7 @@ fn e39_failed_allocation_spends_the_emergency_reserve_and_it_is_refilled() {
     let reader = engine.submit(greedy(&[5, 6, 7], 500)).unwrap();
     assert!(Vec::<u8>::new().try_reserve_exact(isize::MAX as usize).is_err());
     assert_eq!(crate::common::collect(reader).ids.len(), 500, "who runs does not notice");
-    // Counted, logged, and entered back from.
+    // The release is counted, and the emergency reserve is restored.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while engine.metrics().reserve_releases.get() == 0 || emergency_reserve() < whole {
         assert!(std::time::Instant::now() < deadline, "no emergency reserve again: {}", engine.report());
@@ -266,7 +266,7 @@ fn what_fits_is_what_starts() {
     let planned = Blueprint::new(&checkpoint, &exactly).unwrap().plan(&exactly, host.threads, &host.limit).unwrap();
     let needed = ask_for(answer.users_max, 64).needed_bytes;
     assert_eq!(planned.plan.total(), needed, "I8");
-    // And a server for exactly that load starts under that line, plans that many bytes, and serves all of them side by side.
+    // A server for exactly that load starts under that line, plans that many bytes, and serves all users at once.
     let engine = start(&checkpoint, Arc::new(tokenizer()), &exactly, &host, |_| {}).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(engine.plan().total(), needed, "I8: the started engine");
     let reported = engine.report();

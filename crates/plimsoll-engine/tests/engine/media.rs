@@ -1,5 +1,5 @@
-//! Images and videos on the real engine thread over the remembering runner with a toy encoder. Every answer is known
-//! beforehand, so a wrong row, a wrong place, or another request's image or outputs show.
+//! Images and videos on the real engine thread over the remembering runner with a toy encoder. Every answer is known beforehand. A wrong
+//! row, a wrong place, or another request's image or outputs change it.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -43,7 +43,7 @@ fn a_image_is_seen_where_it_stands() {
     let answer = common::ask(&engine, other.request(12));
     right(&other, &answer);
     assert_ne!(other.says(12), mixed.says(12), "the same placeholders, another picture, another answer");
-    // Three images: that of one token was there already.
+    // Three images are encoded: the one with one token was in the cache.
     assert_eq!(seen.images.load(Relaxed), 3);
     assert_eq!((engine.metrics().encoded_media.get(), engine.metrics().encoder_hits.get()), (3, 1));
     drop((mixed, other));
@@ -83,7 +83,7 @@ fn i9_chunks_neighbours_and_prefixes_change_nothing() {
             let mixed = Mixed::new(&engine).text(prompt);
             assert_eq!((answer.error, answer.ids), (None, mixed.says(20)));
         }
-        // The same again: the prefix is there, images included.
+        // The same request again: the prefix is cached, images included.
         let again = common::ask(&engine, all[0].request(15));
         right(&all[0], &again);
         assert_eq!(prefix_cache, again.cached_tokens >= 40, "{} tokens of the prefix", again.cached_tokens);
@@ -104,10 +104,10 @@ fn pages_are_shared_by_content_and_salt_alone() {
         answer.cached_tokens
     };
     assert_eq!(cached(&mine, 0), 0);
-    // Up to the page that the image begins in: what came before is common.
+    // The common prefix ends with the page in which the image begins.
     assert_eq!(cached(&theirs, 0), 16);
     assert_eq!((cached(&mine, 0), cached(&theirs, 0)), (64, 64));
-    // Another salt: no pages, and no outputs either.
+    // Another salt shares neither pages nor encoder outputs.
     let encoded = engine.metrics().encoded_media.get();
     assert_eq!(cached(&mine, 5), 0);
     assert_eq!(engine.metrics().encoded_media.get(), encoded + 1);
@@ -118,7 +118,7 @@ fn what_is_cut_from_a_image_by_the_cache_is_encoded_again() {
     let (engine, seen) = recall_engine(seeing());
     let long = Mixed::new(&engine).text(&prompt(1, 10)).image(1, 4, 5).text(&prompt(2, 30));
     right(&long, &common::ask(&engine, long.request(3)));
-    // It ends inside the page after the image's first: the prefix that is found ends in the middle of the image.
+    // The prompt ends inside the page after the image's first: the cached prefix ends in the middle of the image.
     let short = Mixed::new(&engine).text(&prompt(1, 10)).image(1, 4, 5).text(&[1]);
     let answer = common::ask(&engine, short.request(3));
     right(&short, &answer);
@@ -127,7 +127,7 @@ fn what_is_cut_from_a_image_by_the_cache_is_encoded_again() {
 
 #[test]
 fn preempted_requests_see_their_images_again() {
-    // Room for one request's outputs: they are gone when a second one has been encoded.
+    // Room for one request's outputs: they are evicted when a second one has been encoded.
     let encoder = MediaEncoder { output_pages: 7, ..MediaEncoder::default() };
     let (bench, seen) = recall_bench(Shape { encoder: Some(encoder), prefix_cache: false, ..seeing() });
     let (engine, mut hand) = by_hand(bench);
@@ -136,7 +136,7 @@ fn preempted_requests_see_their_images_again() {
     let readers = all.iter().map(|mixed| engine.submit(mixed.request(90)).unwrap()).collect();
     let calm =
         MemoryReading { available: 1 << 40, stall_room: 1 << 40, above_plan: 1 << 30, ..MemoryReading::default() };
-    // The machine stalls, so much that the newest give way, one a look; then it does not any more.
+    // The machine stalls so much that the newest requests are preempted, one a reading; then it stops stalling.
     let stalls = MemoryReading { full_avg10: 45.0, stall_room: 0, ..calm };
     let answers = drive(&mut hand, readers, |round| {
         if round >= 12 {
@@ -153,7 +153,7 @@ fn preempted_requests_see_their_images_again() {
 #[test]
 fn a_request_that_needs_all_room_is_not_starved_by_small_ones() {
     let encoder = MediaEncoder { output_pages: 20, ..MediaEncoder::default() };
-    // A step takes the large one's prompt, so that rounds count what it waited.
+    // One step computes the large request's prompt, so that rounds count how long it waited.
     let (bench, _) = recall_bench(Shape { encoder: Some(encoder), rows: 96, ..seeing() });
     let (engine, mut hand) = by_hand(bench);
     let small = |i: u64| Mixed::new(&engine).image(100 + i, 3, 4).text(&[1]);
@@ -183,7 +183,7 @@ fn decoding_waits_for_one_media_batch_at_most() {
     hand.run_iteration();
     let many = Mixed::new(&engine).image(1, 2, 2).image(2, 2, 2).image(3, 2, 2).image(4, 2, 2).text(&[5]);
     let many_reader = engine.submit(many.request(2)).unwrap();
-    // It is let in.
+    // The request is admitted.
     hand.run_iteration();
     let mut said = reader.take().map_or(0, |delta| delta.tokens.len());
     for round in 1..=4 {
@@ -230,7 +230,7 @@ fn i6_what_is_larger_or_does_not_agree_is_refused() {
     let good = Mixed::new(&engine).text(&[1, 2]).image(1, 2, 3).text(&[3]);
     let words = refused(Mixed::new(&engine).image(1, 7, 7).text(&[1]).request(1));
     assert!(words.contains("an image has 7 x 7 tokens") && words.contains("--max-image-pixels"), "{words}");
-    // Few tokens, but a strip that no image becomes.
+    // The image has few tokens, but no image is resized to such a strip.
     let words = refused(Mixed::new(&engine).image(1, 2, 40).request(1));
     assert!(words.contains("--max-image-pixels"), "{words}");
     let many = (0..9).fold(Mixed::new(&engine), |mixed, i| mixed.image(i, 1, 1));
@@ -279,7 +279,7 @@ fn i4_two_hundred_requests_with_images_and_aborts_leave_every_pool_full() {
                 mixed = mixed.text(&prompt(below(3), 1 + below(6) as usize));
             }
             let request = Request { cache_salt: below(4) / 3, ..mixed.request(1 + below(20) as u32) };
-            // All places taken: the oldest is read first.
+            // All places are taken: the oldest request is read first.
             let reader = loop {
                 match engine.submit(request.clone()) {
                     Ok(reader) => break reader,
@@ -310,7 +310,7 @@ fn i4_outputs_still_held_are_missed_at_rest() {
     let kept = pool.claim(&[(ContentKey::of(Modality::Image, "", &[1]), 6)]).unwrap();
     let lost = || engine.metrics().lost_outputs.get();
     let until = std::time::Instant::now() + Duration::from_secs(30);
-    // Only an engine that has worked looks whether everything came back.
+    // Only an engine that has worked checks whether everything was released.
     assert_eq!(common::ask(&engine, common::greedy(&prompt(1, 5), 3)).error, None);
     while lost() == 0 && std::time::Instant::now() < until {
         std::thread::sleep(Duration::from_millis(20));

@@ -1,11 +1,11 @@
-//! Pinned prefixes: they stay while others leave, in memory and on disk, and never keep a request from running.
+//! Pinned prefixes: they stay in memory and on disk while others are evicted, and never keep a request from running.
 
 use plimsoll_engine::{DiskCache, Options, Pin, Request};
 
 use crate::common::recall::mix;
 use crate::common::{ask, engine, full_pools, greedy, quiet, until};
 
-/// Whole contexts; sliding windows; recurrent state.
+/// One model each with full attention, sliding windows, and recurrent state.
 const MODELS: [&str; 3] = ["llama", "gemma3", "qwen3.5"];
 
 fn options() -> Options {
@@ -62,7 +62,7 @@ fn pins_take_a_quarter_at_most_and_give_way_to_the_only_request() {
             ask(&warm, pinned(&tokens(seed, 100), 100));
         }
         assert_eq!(warm.cache_report().pinned_pages, 16, "{model}: of 64 pages");
-        // Nearly the whole pool.
+        // A prompt that takes nearly the whole pool.
         let most = warm.limits().max_req_total_len.min(1000) as usize;
         let answer = ask(&warm, greedy(&tokens(50, most as u64 - 4), 4));
         assert_eq!(answer.ids.len(), 4, "{model}");
@@ -99,7 +99,7 @@ fn saved_prefixes_that_share_pages_count_once() {
         ask(&warm, Request { pins, ..greedy(prompt, 1) });
         Ok::<(), plimsoll_engine::SavePrefixError>(())
     };
-    // A probe tells the bytes of a page on disk, and so how many pages can be pinned.
+    // A saved probe shows the bytes of a page on disk, and thus how many pages can be pinned.
     save("probe", &tokens(1, 16)).unwrap();
     until(&warm, |_| pinned() > 0);
     let page = pinned();

@@ -1,13 +1,13 @@
-//! Tests in a process of their own: the counted heap, mappings and injected faults are the process's.
+//! Tests in separate processes: the counted heap, mappings and injected faults belong to the process.
 
 use std::process::Command;
 
 use crate::common::settle;
 
-/// In the environment of such a process.
+/// The environment variable that marks such a process.
 const MARK: &str = "PLIMSOLL_TEST_PROCESS";
 
-/// What follows in this test runs in a process of its own, in which no other test runs.
+/// Runs the rest of a test in a separate process, in which no other test runs.
 macro_rules! own_process {
     () => {{
         fn here() {}
@@ -22,7 +22,7 @@ pub(crate) use own_process;
 /// the test.
 pub fn has_run(here: &str) -> bool {
     if std::env::var_os(MARK).is_some() {
-        // The harness may still take note of the test, on the same heap.
+        // The harness may still record the test, on the same heap.
         settle();
         return false;
     }

@@ -1,6 +1,6 @@
 //! SmolLM2-135M (Q4_1) through the whole engine, with the quantized kernels, against transformers on the dequantized weights.
 //!
-//! The model comes from the cache, or is pulled into it; a machine that can do neither fails this test.
+//! The model is in the cache or is downloaded into it; otherwise these tests fail.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ fn quantized_kernels_agree_with_the_f32_reference() {
     agree(Isa::detect(), ComputeDtype::F32, 0.002, 0.99);
 }
 
-/// Where a matrix unit computes prompts in bfloat16; elsewhere as above.
+/// With a matrix unit prompts are computed in bfloat16, elsewhere as in the test above.
 #[test]
 #[ignore = "models"]
 fn prompts_agree_with_the_f32_reference() {
@@ -62,7 +62,7 @@ fn int8_is_near_the_f32_reference() {
     assert!(off > 0.02, "as exact as 16 bits: {off}");
 }
 
-/// How far log-probabilities are off in the mean, after this and how often the best token is another were held to their limits.
+/// Asserts the limits of the mean error and of the share of equal best tokens. Returns the mean error of the log-probabilities.
 fn agree(isa: Isa, compute_dtype: ComputeDtype, most: f64, least: f64) -> f64 {
     let (_, engine) = open(isa, compute_dtype);
     let reference = reference();

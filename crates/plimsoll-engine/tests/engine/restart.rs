@@ -1,4 +1,4 @@
-//! The prefix cache on disk over restarts: what an engine said before is found by the next, with the same bits.
+//! The prefix cache on disk over restarts: an engine reuses the prefixes of the engine before, with the same bits.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ pub fn drafting(tokens: u64, drafts: usize) -> Options {
     }
 }
 
-/// An engine with a cache in `dir`. Fixtures compute a page in no time: it is read whatever that takes.
+/// Options with a cache on disk in `dir`. Fixtures compute a page very fast, so pages are read even if reading takes longer.
 pub fn on_disk(dir: &Path, options: &Options) -> Options {
     let disk = DiskCache { bytes: 64 << 20, read_always: true, ..DiskCache::at(dir.to_owned()) };
     Options { disk_cache: Some(disk), ..options.clone() }
@@ -57,8 +57,8 @@ pub fn stop(engine: EngineHandle, dir: &Path) {
     }
 }
 
-/// Waits until no part of a prefix needs a buffer of the disk's thread: a user reads the answer and writes the next message meanwhile.
-/// A fixture computes pages faster than any disk writes them.
+/// Waits until no part of a prefix needs a buffer of the disk's thread. A user reads the answer and writes the next message meanwhile. A
+/// fixture computes pages faster than any disk writes them.
 pub fn let_it_write(engine: &EngineHandle) {
     quiet(engine);
     until(engine, |engine| engine.cache_report().disk.unwrap().waiting_parts == 0);
@@ -68,7 +68,7 @@ pub fn tokens(seed: u64, len: u64) -> Vec<u32> {
     (0..len).map(|i| (mix(seed * 1000 + i) % 300) as u32).collect()
 }
 
-/// Conversations, turn by turn, the first half of which begin alike. `answer` is told the turn.
+/// Runs conversations turn by turn, the first half of which begin alike. `answer` is given the turn.
 fn converse(mut answer: impl FnMut(usize, Request) -> Answer) -> Vec<Answer> {
     let begin = |number| match number < CONVERSATIONS / 2 {
         true => [tokens(7, 50), tokens(20 + number as u64, 5 + 3 * number as u64)].concat(),
@@ -97,7 +97,7 @@ pub fn same(answers: &[Answer], expected: &[Answer], what: &str) {
     }
 }
 
-/// An engine that never had a cache, and one that never forgets.
+/// Returns the answers of an engine without a cache, and the cached tokens in an engine with memory for all conversations.
 fn bounds(model: &str) -> (Vec<Answer>, u32) {
     let plain = engine(model, &Options { prefix_cache: false, ..options(2048) });
     let expected = converse(|_, request| ask(&plain, request));
@@ -114,7 +114,7 @@ fn key_file(path: &Path, byte: u8) {
     std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
 }
 
-/// What a start that is refused says.
+/// Returns the error of a start that is refused.
 fn refusal(options: &Options) -> String {
     let checkpoint = Checkpoint::open(&fixtures().join("models/llama")).unwrap();
     let tokenizer = Arc::new(Tokenizer::from_file(&fixtures().join("models/llama/tokenizer.json")).unwrap());
@@ -174,7 +174,7 @@ fn a_restart_loses_no_prefix_and_changes_no_bit() {
     }
 }
 
-/// A pool for one conversation: the others' prefixes come back from the disk without a restart.
+/// The pool holds one conversation: the others' prefixes are read from the disk without a restart.
 #[test]
 fn what_memory_forgets_the_disk_has() {
     for (model, drafts) in MODELS {
@@ -195,7 +195,7 @@ fn what_memory_forgets_the_disk_has() {
     }
 }
 
-/// All at once, some of whom leave, in a pool that preempts.
+/// All requests run at once in a pool that preempts; some clients leave.
 #[test]
 fn a_crowd_that_comes_back_answers_as_alone() {
     for (model, drafts) in MODELS {
@@ -233,7 +233,7 @@ fn a_crowd_that_comes_back_answers_as_alone() {
     }
 }
 
-/// Every file has a flipped bit, is cut short, or is gone: all is computed again, and written again.
+/// Every file has a flipped bit, is cut short, or is missing: all is computed and written again.
 #[test]
 fn damaged_files_cost_a_miss() {
     let temp = tempfile::tempdir().unwrap();
@@ -274,7 +274,7 @@ fn damaged_files_cost_a_miss() {
     }
 }
 
-/// Pages of other numbers are never found: other weights, other arithmetic, other storage; nor are those of a prompt with a salt.
+/// Pages of other weights, other arithmetic or other storage are never found, nor those of a prompt with a salt.
 #[test]
 fn pages_of_another_model_are_not_found() {
     let temp = tempfile::tempdir().unwrap();

@@ -5,43 +5,43 @@ use plimsoll_engine::{DiskCache, EngineHandle, Options, Request};
 use crate::common::{Answer, collect, engine, greedy};
 use crate::restart::{drafting, found, let_it_write, on_disk, same, stop, tokens};
 
-/// Conversations that speak at once.
+/// Conversations that run at once.
 const TOGETHER: usize = 8;
 const NEW_TOKENS: u32 = 4;
 
-/// How many conversations there are.
+/// Number and size of the conversations.
 #[derive(Clone, Copy)]
 struct Crowd {
     conversations: usize,
     turns: usize,
-    /// Less than all conversations come to.
+    /// Tokens of the pool, fewer than all conversations have.
     pool_tokens: u64,
 }
 
-/// Of the fast tier.
+/// The size for the fast tests.
 const SOME: Crowd = Crowd { conversations: 80, turns: 10, pool_tokens: 6 << 10 };
 const MANY: Crowd = Crowd { conversations: 200, turns: 20, pool_tokens: 12 << 10 };
 
 impl Crowd {
-    /// Memory for all conversations.
+    /// Options with memory for all conversations.
     fn forever(self) -> Options {
         Options { state_checkpoints: 64, ..drafting(8 * self.pool_tokens, 0) }
     }
 
-    /// Memory for some of them.
+    /// Options with memory for some conversations.
     fn small(self) -> Options {
         Options { state_checkpoints: 8, ..drafting(self.pool_tokens, 0) }
     }
 }
 
-/// The prompt of a conversation's first turn: half of them begin with one system prompt.
+/// Returns the prompt of a conversation's first turn: half of them begin with one system prompt.
 fn beginning(number: usize) -> Vec<u32> {
     let own = tokens(1000 + number as u64, 6 + number as u64 % 23);
     if number.is_multiple_of(2) { [tokens(7, 40), own].concat() } else { own }
 }
 
-/// All conversations, each in turn. `pause` comes before the next ones speak; `between` gets the engine after each turn and returns
-/// the one that goes on.
+/// Runs all conversations turn by turn. `pause` is called before the next ones are submitted. `between` gets the engine after each turn and
+/// returns the engine for the next one.
 fn converse(
     crowd: Crowd,
     mut engine: EngineHandle,

@@ -1,4 +1,5 @@
-//! A trace through the scheduler and the memory of a plan: the same schedule every time, pressure where the pool is small, nothing lost.
+//! A trace through the scheduler and the memory of a plan: every run has the same schedule. A small pool causes pressure, and no request is
+//! lost.
 
 use plimsoll_engine::simulate::{Rates, Simulated, simulate};
 use plimsoll_engine::trace::{BLOCK_TOKENS, Head, Line, Prompt, Trace};
@@ -18,7 +19,7 @@ fn plan(model: &str, tokens: impl Into<Option<u64>>) -> EnginePlan {
     Blueprint::new(&checkpoint, &options).unwrap().plan(&options, 1, &line).unwrap()
 }
 
-/// Bursts of requests, a third of which begin alike; some clients leave.
+/// Bursts of requests, a third of which begin alike; some clients disconnect.
 fn trace(requests: u64) -> Trace {
     let line = |i: u64| {
         let (tokens, output) = (30 + (i * 37 % 90) as u32, 5 + (i * 13 % 40) as u32);

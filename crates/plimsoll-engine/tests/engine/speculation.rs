@@ -1,5 +1,5 @@
-//! Speculation and recurrent state on the real engine thread over the remembering runner: whatever is drafted, checked, shared,
-//! preempted or aborted, answers are those that would have been given without.
+//! Speculation and recurrent state on the real engine thread over the remembering runner. Whatever is drafted, verified, shared, preempted
+//! or aborted, the answers are those without speculation.
 
 mod grammars;
 
@@ -25,7 +25,7 @@ impl Dice {
     }
 }
 
-/// A request of any kind, with a prompt that begins like those of its family.
+/// A request of any kind; prompts of one family begin alike.
 fn request(dice: &mut Dice, longest: u64) -> Request {
     let (family, len) = (dice.below(3), 1 + dice.below(longest * 3 / 4));
     let own = dice.below(len + 1);
@@ -63,13 +63,13 @@ fn request(dice: &mut Dice, longest: u64) -> Request {
     request
 }
 
-/// What does not depend on speculation.
+/// The parts of an answer that do not depend on speculation.
 fn bare(answer: &Answer) -> (&[u32], &str, String, Option<FinishReason>, &Option<String>) {
     let reports = format!("{:?} {:?}", answer.logprobs, answer.prompt_logprobs);
     (&answer.ids, &answer.text, reports, answer.finish, &answer.error)
 }
 
-/// Requests and the answers of an engine without speculation, caches or company.
+/// Returns requests and their answers from an engine without speculation, caches or other requests.
 fn alone(seed: u64, count: usize, longest: u64, echo: u64) -> Vec<(Request, Answer)> {
     let (engine, _) = recall_engine(Shape { prefix_cache: false, running: 1, echo, ..Shape::default() });
     let mut dice = Dice(seed << 32);
@@ -82,7 +82,7 @@ fn alone(seed: u64, count: usize, longest: u64, echo: u64) -> Vec<(Request, Answ
         .collect()
 }
 
-/// All of them at once, some aborted on the way.
+/// Runs all requests at once, some of which are aborted.
 fn crowd(engine: &EngineHandle, known: &[(Request, Answer)], seed: u64) {
     let mut dice = Dice(seed << 40 | 1);
     let mut open = Vec::new();
@@ -128,7 +128,7 @@ fn answers_are_the_same_with_and_without_speculation_in_any_company() {
         let (engine, _) = recall_engine(shape);
         crowd(&engine, &known, i as u64);
         let metrics = engine.metrics();
-        // One that adapts drafts by the clock: any number, or none.
+        // An engine that adapts its drafts to the clock may make any number of drafts, or none.
         let many = metrics.drafted_tokens.get() > 100 || shape.speculation.adaptive;
         assert!(shape.drafts == 0 || many, "{shape:?}");
         assert!(shape.right < 100 || metrics.accepted_tokens.get() > 50 || shape.drafts == 0, "{shape:?}");
@@ -136,7 +136,7 @@ fn answers_are_the_same_with_and_without_speculation_in_any_company() {
     }
 }
 
-/// The same for drafts that are looked up in the text, of a model that likes to say what was said before, with recurrent state or without.
+/// The same for looked-up drafts, of a model that likes to repeat earlier text, with recurrent state or without.
 #[test]
 fn answers_are_the_same_with_and_without_looked_up_drafts_in_any_company() {
     let echo = 210;
@@ -160,14 +160,14 @@ fn answers_are_the_same_with_and_without_looked_up_drafts_in_any_company() {
         let (engine, seen) = recall_engine(shape);
         crowd(&engine, &known, i as u64);
         let metrics = engine.metrics();
-        // Some hit, some miss. One that adapts drafts by the clock: any number, or none.
+        // Some drafts hit, some miss. An engine that adapts its drafts to the clock may make any number, or none.
         let (drafted, accepted) = (metrics.drafted_tokens.get(), metrics.accepted_tokens.get());
         assert!(shape.speculation.adaptive || (drafted > 100 && (50..drafted).contains(&accepted)), "{shape:?}");
         assert_eq!((metrics.failed.get(), seen.draft_passes.load(Acquire)), (0, 0), "{shape:?}");
     }
 }
 
-/// A text that goes round for ever is said `1 + k` tokens a step as soon as it is seen to.
+/// A text that repeats for ever is generated with `1 + k` tokens a step as soon as the repetition is noticed.
 #[test]
 fn a_text_that_repeats_itself_takes_fewer_steps() {
     let steps = |drafts| {
@@ -239,7 +239,7 @@ fn a_request_may_refuse_speculation() {
     assert_eq!(seen.draft_passes.load(Acquire), 1, "the prompt's rows only, for those who share its pages");
 }
 
-/// Optimistic: one slot a sequence, every draft is taken, and what is said is what the head says.
+/// Optimistic drafts: one slot a sequence, every draft is taken, and the answer is the draft head's.
 #[test]
 fn optimistic_takes_every_draft_in_one_slot() {
     for right in [256, 128] {
@@ -259,7 +259,7 @@ fn optimistic_takes_every_draft_in_one_slot() {
     }
 }
 
-/// The drawn tokens have the distribution of the model, whatever was drafted.
+/// Sampled tokens have the model's distribution, whatever was drafted.
 #[test]
 fn sampled_tokens_have_the_models_distribution() {
     const TOP: usize = 3;
@@ -332,13 +332,13 @@ fn the_turns_of_a_chat_hit() {
     }
 }
 
-/// Eight at once with one beginning: it is computed once.
+/// Eight requests with one beginning run at once: the beginning is computed once.
 #[test]
 fn a_common_beginning_is_computed_once() {
     let (engine, _) = recall_engine(Shape { step_time: Duration::from_millis(2), ..Shape::hybrid(1, 200, 20) });
     let common = prompt(31, 100);
     let prompts: Vec<Vec<u32>> = (0..8).map(|i| [common.clone(), prompt(40 + i, 30)].concat()).collect();
-    // Something long keeps the engine busy while the others gather.
+    // A long request keeps the engine busy while the others gather.
     let busy = engine.submit(greedy(&prompt(99, 10), 100)).unwrap();
     let readers: Vec<_> = prompts.iter().map(|p| engine.submit(greedy(p, 6)).unwrap()).collect();
     let mut cached = Vec::new();
@@ -354,7 +354,7 @@ fn a_common_beginning_is_computed_once() {
     assert!(metrics.checkpoints_missed.get() == 0);
 }
 
-/// Where no prefix is kept no checkpoint can be missed.
+/// Without a prefix cache no missed checkpoint is counted.
 #[test]
 fn without_a_prefix_cache_nothing_is_missed() {
     let shape = Shape { prefix_cache: false, running: 2, step_time: Duration::from_millis(1), ..Shape::default() };
@@ -367,7 +367,7 @@ fn without_a_prefix_cache_nothing_is_missed() {
     quiet(&engine);
 }
 
-/// A token that the model never says ends nothing; one inside a draft ends the answer right there.
+/// A stop token that the model never generates ends nothing; a stop token inside a draft ends the answer right there.
 #[test]
 fn stops_inside_a_draft_are_exact() {
     let (engine, _) = recall_engine(Shape::hybrid(4, 256, 8));
@@ -386,7 +386,7 @@ fn stops_inside_a_draft_are_exact() {
     quiet(&engine);
 }
 
-/// Drafts that miss, and cost twice a step, are soon given up; those that hit and cost a tenth go on.
+/// Drafts that miss and cost twice a step are soon paused; drafts that hit and cost a tenth continue.
 #[test]
 fn drafting_rests_where_it_does_not_pay() {
     let run = |right, pass_us| {

@@ -1,4 +1,4 @@
-//! Vision encoders in the engine: start-up tests them, answers are the reference's, and nothing beside an image changes them.
+//! Vision encoders in the engine: start-up tests them, answers are the reference's, and no other request changes them.
 
 use plimsoll_engine::{DiskCache, EngineHandle, Host, LoadedModel, Options, Request, start};
 use plimsoll_media::image::Rgb;
@@ -12,7 +12,7 @@ use crate::common::{collect, exact, fixtures, quiet, two_turns, with_drafts};
 
 fn engine(model: &str, options: &Options) -> EngineHandle {
     let loaded = LoadedModel::open(&fixtures().join("models").join(model)).unwrap();
-    // An image of 70 tokens that is not cut needs room beside all requests.
+    // An image of 70 tokens that is computed in one step needs rows beside those of all requests.
     let least = if ["vl-gemma4", "vl-gguf-gemma4", "vl-gemma4-unified"].contains(&model) {
         70 + options.running_max_req_size
     } else {
@@ -180,7 +180,7 @@ fn i9_an_answer_that_goes_on_from_the_middle_of_a_cached_image() {
     goes_on_from_the_middle("vl-gemma4-unified", 70);
 }
 
-/// `image`: tokens of the image in the model's first case.
+/// Starts from a cached prefix that ends inside an image. `image`: tokens of the image in the model's first case.
 fn goes_on_from_the_middle(model: &str, image: usize) {
     let [cached, plain] = [true, false].map(|prefix_cache| engine(model, &small(Options { prefix_cache, ..exact() })));
     let of = |engine: &EngineHandle| {
@@ -236,7 +236,7 @@ fn beside(model: &str) {
         answers
     };
     let alone = ask_alone(&small(exact()));
-    // An image of nine tokens that is not cut needs room beside eight requests.
+    // An image of nine tokens that is computed in one step needs rows beside those of eight requests.
     let rows = if model == "vl-gemma3" { 17 } else { 16 };
     let pool = if model.starts_with("vl-gemma4") { 2 } else { 1 };
     let (tokens, longest) = (Some(256 * pool), Some(192 * pool as usize));
@@ -309,7 +309,7 @@ fn images_are_not_encoded_again_after_a_restart() {
     }
 }
 
-/// Requests that run at once in a pool that preempts, and some that are dropped, over restarts of an encrypted cache.
+/// Requests that run at once in a pool that preempts, some of them dropped, over restarts of an encrypted cache.
 #[test]
 fn a_crowd_that_comes_back_sees_what_it_saw() {
     let (model, temp) = ("vl-qwen2.5", tempfile::tempdir().unwrap());

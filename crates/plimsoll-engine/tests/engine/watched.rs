@@ -1,4 +1,4 @@
-//! Requests and the prefix cache seen from outside: phases, pages, speed; a cache that is cleared gives its pages back.
+//! Requests and the prefix cache seen from outside: phases, pages, speed. A cleared cache releases its pages.
 
 use std::pin::pin;
 use std::sync::atomic::Ordering::Acquire;
@@ -43,7 +43,7 @@ fn a_request_is_seen_on_its_whole_way() {
     quiet(&engine);
 }
 
-/// Looks at all requests whenever its reader is woken, on the thread that wakes it.
+/// A waker that reads the state of all requests on the thread that wakes the reader.
 struct Look {
     reader: Thread,
     all: Arc<[Watch]>,
@@ -58,7 +58,7 @@ impl Wake for Look {
     }
 }
 
-/// Reads to the end. What was seen whenever the reader was woken: every request's tokens.
+/// Reads to the end. Returns the generated tokens of every request, each time the reader was woken.
 fn read(mut reader: Reader, all: Arc<[Watch]>) -> Vec<Vec<u32>> {
     let look = Arc::new(Look { reader: thread::current(), all, seen: Mutex::default() });
     let waker = Waker::from(Arc::clone(&look));
@@ -76,7 +76,7 @@ fn read(mut reader: Reader, all: Arc<[Watch]>) -> Vec<Vec<u32>> {
     }
 }
 
-/// A thread that sends the first token of a step would otherwise take a core from the delivery of the next ones.
+/// A thread that sends the first token of a step would otherwise take a core from the delivery of the next tokens.
 #[test]
 fn readers_are_woken_when_all_of_a_step_is_there() {
     const TOKENS: u32 = 200;
@@ -107,7 +107,7 @@ fn prefix_without_lookup_counts_as_neither_hit_nor_miss() {
     assert_eq!((cache.enabled, cache.hit_tokens, cache.miss_tokens), (false, 0, 0));
 }
 
-/// The real model, so that bytes are those of plan and ledger.
+/// A real model, so that bytes are those of plan and ledger.
 #[test]
 fn a_cleared_cache_has_given_back_its_pages() {
     for model in ["llama", "qwen3-next"] {

@@ -1,5 +1,5 @@
-//! Sliding windows on a real model: whatever the chunks, the pool, the neighbours and the turns, the answers are those of a
-//! request alone whose prompt is one chunk.
+//! Sliding windows on a real model. Whatever the chunks, the pool, the neighbours and the turns, the answers are those of a request that
+//! runs alone with one chunk.
 
 use std::sync::atomic::Ordering::Acquire;
 
@@ -9,9 +9,9 @@ use plimsoll_engine::{Options, Request};
 use crate::common::recall::mix;
 use crate::common::{Answer, ask, collect, engine, full_pools, greedy, quiet};
 
-/// Gemma 3 with a window of 16 positions in six of seven layers; Gemma 4 with one of 18 in four of six, three of which read the keys and
-/// values of layers before them, and in two of four, with experts and wider heads in the others; Laguna with one of 19 in three of five;
-/// Llama 4 with chunks of 21 in four of five.
+/// Gemma 3 has a window of 16 positions in six of seven layers. Gemma 4 E2B has one of 18 in four of six layers; three of them read the
+/// keys and values of earlier layers. Gemma 4 26B has it in two of four, with experts, and with wider heads in the others. Laguna has one
+/// of 19 in three of five; Llama 4 has chunks of 21 in four of five.
 const MODELS: [&str; 5] = ["gemma3", "gemma4-e2b", "gemma4-26b", "laguna", "llama4"];
 
 fn options(rows: usize) -> Options {
@@ -89,7 +89,7 @@ fn chunks_and_turns(model: &str) {
     }
 }
 
-/// More requests than window pages have room for, in a pool with room for their whole contexts, and some of them leave.
+/// More requests than window pages have room for, in a pool with room for their whole contexts; some of them leave.
 #[test]
 fn a_crowd_that_preempts_for_windows_answers_as_alone() {
     MODELS.into_iter().for_each(crowd_of);

@@ -1,5 +1,5 @@
-//! Draft heads and draft models on a GPU that software stands for: the drafts of the CPU, and the answers that there are without any,
-//! alone and in company.
+//! Draft heads and draft models on a GPU driver in software: the drafts are those of the CPU. The answers are those without drafts, alone
+//! and in company.
 
 use plimsoll_engine::sampling::SamplingParams;
 use plimsoll_engine::{Options, Request};
@@ -11,16 +11,16 @@ use crate::common::{
 };
 use crate::{allocations, on_gpu};
 
-/// Models with draft heads: of hybrids, and behind the last layer.
+/// Models with draft heads: hybrids, and models with a head behind the last layer.
 const HEADS: [&str; 6] = ["qwen3.5", "qwen3.5-moe", "qwen3-next", "glm4-moe", "glm4.7-flash", "deepseek-v3"];
 
-/// With a draft model, `drafts` at once; 0: without it.
+/// Options with a draft model that makes `drafts` drafts at once; 0: without it.
 fn with_model(draft: &str, drafts: usize) -> Options {
     let draft_model = (drafts > 0).then(|| draft.into());
     Options { draft_model, draft_num_tokens: drafts.max(1), mtp_adaptive: false, ..exact() }
 }
 
-/// Nothing was taken after ready, and no component is larger than its plan.
+/// Asserts that nothing was allocated after ready and that no component exceeds its plan.
 fn as_planned(engine: &plimsoll_engine::EngineHandle, what: &str) {
     quiet(engine);
     full_pools(engine);
@@ -33,7 +33,7 @@ fn as_planned(engine: &plimsoll_engine::EngineHandle, what: &str) {
     assert_eq!(metrics.failed.get() + metrics.failed_steps.get() + metrics.panics.get(), 0, "{what}");
 }
 
-/// The continuations of transformers, and its drafts, which are taken unchecked where its next token is the model's own.
+/// The continuations of transformers, and its drafts. These are taken unchecked if the reference's next token is the model's own.
 #[test]
 #[ignore = "external"]
 fn draft_heads_draft_what_transformers_drafts() {
@@ -91,12 +91,12 @@ fn drafts_are_those_of_the_cpu() {
     }
 }
 
-/// Requests of every kind, some of which begin alike.
+/// Requests of every kind; some of them begin alike.
 fn crowd() -> Vec<Request> {
     let request = |i: u64| {
         let shared = mix(i).is_multiple_of(2);
         let token = |j: u64| (mix(if shared && j < 40 { j } else { i * 1009 + j }) % 300) as u32;
-        // The last ones begin with a page and grow to the whole of the smallest pool, so that they preempt each other.
+        // The last requests begin with one page and grow to the whole smallest pool, so they preempt each other.
         let [rows, tokens] = if i >= 9 { [16, 96] } else { [1 + mix(i + 7) % 70, 4 + mix(i + 9) % 24] };
         let prompt: Vec<u32> = (0..rows).map(token).collect();
         let sampling = match i % 4 {
@@ -110,7 +110,7 @@ fn crowd() -> Vec<Request> {
     (0..12).map(request).collect()
 }
 
-/// The answers to a crowd, one after another without drafts, are those of all together with drafts, however they are cut and preempted.
+/// Asserts that a crowd with drafts, cut and preempted in several ways, gets the answers of single requests without drafts.
 fn the_same_with_and_without(model: &str, with: impl Fn(usize) -> Options) {
     let requests = crowd();
     let answers: Vec<Answer> = {
@@ -159,7 +159,7 @@ fn answers_are_the_same_bits_with_a_draft_model() {
     }
 }
 
-/// What few tokens tell fetches few bytes, from the head as from the model.
+/// If few tokens determine the next one, few bytes are fetched, for the draft head as for the model.
 #[test]
 #[ignore = "external"]
 fn few_bytes_come_back_of_drafts() {
@@ -186,13 +186,13 @@ fn few_bytes_come_back_of_drafts() {
     }
 }
 
-/// A GPU that is lost, in a step or while it drafts, is opened again, and drafts again.
+/// A GPU that is lost in a step or in a draft pass is opened again, and drafts again.
 #[test]
 #[ignore = "external"]
 fn a_gpu_that_is_lost_while_it_drafts_is_opened_again() {
     let _alone = alone();
     for (model, options) in [("mtp-always", with_drafts(3)), ("llama-tied", with_model("llama", 3))] {
-        // The prompt's step is the first submission; the next three draft, the fifth checks that, and so on.
+        // The prompt's step is the first submission. The next three are draft passes, the fifth verifies them, and so on.
         for nth in [2, 5, 7] {
             let engine = engine(model, &on_gpu(options.clone()));
             let request = || greedy(&[1, 2, 3, 4, 5], 24);

@@ -1,5 +1,5 @@
-//! Encoders of images and audio on a GPU that software stands for: the answers of transformers, the same bits alone and in company.
-//! The tests that take software many minutes are manual.
+//! Vision and audio encoders on a GPU driver in software: the answers of transformers, the same bits alone and in company. The tests that
+//! take the driver many minutes are manual.
 
 use plimsoll_engine::{EngineHandle, Host, LoadedModel, Options, Request, start};
 use plimsoll_memory::faults;
@@ -9,7 +9,7 @@ use crate::common::senses::{all_is_back, as_the_reference, encoders_kept_to_thei
 use crate::common::{Answer, alone, collect, exact, fixtures, heard, seen};
 use crate::{allocations, on_gpu};
 
-/// What asks a model: its cases, options in which they fit, and a case as a request.
+/// A model's test input: options in which its cases fit, and a function that makes a request of a case.
 struct Asked {
     model: &'static str,
     small: fn(Options) -> Options,
@@ -50,7 +50,7 @@ impl Asked {
         engine.stop();
     }
 
-    /// Every case alone, and all of them at once, in chunks that end inside media, and in a pool that is too small for all.
+    /// Runs every case alone, then all at once, with chunks that end inside media and with a pool that is too small for all.
     fn the_same_in_company(&self, rows: usize) {
         let (model, cases) = (self.model, self.cases());
         let alone: Vec<Answer> = {
@@ -136,12 +136,12 @@ fn manual_i9_media_in_company() {
     let _alone = alone();
     sees("vl-qwen3.5").the_same_in_company(16);
     sees("vl-qwen2.5").the_same_in_company(16);
-    // An image of nine tokens that is not cut needs room beside eight requests.
+    // An image of nine tokens that is computed in one step needs rows beside those of eight requests.
     sees("vl-gemma3").the_same_in_company(17);
     hears("omni").the_same_in_company(16);
 }
 
-/// The encoder of a GGUF model is loaded again, too.
+/// The encoder of a GGUF model is also loaded again.
 #[test]
 #[ignore = "manual: software takes minutes for each model"]
 fn manual_a_gpu_that_is_lost_while_it_encodes_is_opened_again() {

@@ -1,4 +1,4 @@
-//! Plans, ledger and refusals on a GPU of any kind, for which wgpu's `noop` stands: no driver is needed, and nothing is computed.
+//! Plans, ledger and refusals on a GPU of any kind, simulated by wgpu's `noop` backend: no driver is needed, and nothing is computed.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use plimsoll_text::Tokenizer;
 use super::common::{alone, ask, checkpoint, exact, fixtures, greedy, quiet, seen};
 use super::{allocations, on_gpu};
 
-/// A GPU for as long as this lives.
+/// A simulated GPU, present until this is dropped.
 struct Standing;
 
 impl Drop for Standing {
@@ -21,7 +21,7 @@ impl Drop for Standing {
     }
 }
 
-/// A GPU with buffers of so many MiB, and so many MiB of its own, of which it is said that so many may be used.
+/// Simulates a GPU with buffers of up to `buffer` MiB. `own`: its dedicated memory and the usable part of it, in MiB.
 fn gpu(buffer: u64, own: Option<(u64, u64)>) -> Standing {
     let own = own.map(|(total, may)| [total << 20, may << 20]);
     stand_in(Some(NoopGpu { buffer: buffer << 20, own }));
@@ -32,13 +32,13 @@ fn options() -> Options {
     Options { allow_software_gpu: false, max_total_token_num: None, ..on_gpu(exact()) }
 }
 
-/// A start, in which `loading` is called while weights are loaded. No other server has leased anything.
+/// Starts an engine and calls `loading` while weights are loaded. No other server has leased anything.
 fn launch(model: &str, options: &Options, loading: impl FnMut(u64)) -> Result<EngineHandle, StartError> {
     let leases = tempfile::tempdir().unwrap();
     launch_beside(&leases.path().join("leases"), model, options, loading)
 }
 
-/// A start beside the servers that have leased memory in `leases`.
+/// Starts an engine beside the servers that have leased memory in `leases`.
 fn launch_beside(
     leases: &Path,
     model: &str,
@@ -54,14 +54,14 @@ fn launch_beside(
     start(&opened, tokenizer, options, &host, loading)
 }
 
-/// Whatever the model, what drafts for it and the size of buffers: what is held is what was planned, under both lines.
+/// Memory stays within the plan and both limits, for any model, any kind of drafts and any buffer size.
 #[test]
 fn plans_are_kept_on_gpus_of_every_kind() {
     let _alone = alone();
     let plain = ["llama", "gemma3", "qwen3.5", "qwen3-moe", "nemotron-h-moe", "bert"].map(|model| (model, options()));
     let always = || Options { mtp_adaptive: false, ..options() };
     let head = |drafts| Options { enable_mtp: true, mtp_num_draft_tokens: drafts, ..always() };
-    // A draft model of more layers than the model has sends and asks for more than the model.
+    // A draft model with more layers than the model needs larger transfers than the model.
     let beside = |draft: &str| Options { draft_model: Some(draft.into()), draft_num_tokens: 8, ..always() };
     let drafting = [
         ("qwen3.5", head(1)),
@@ -110,7 +110,7 @@ fn plans_are_kept_on_gpus_of_every_kind() {
     }
 }
 
-/// Another program takes memory of the GPU while weights are loaded: the start says what is missing, before the driver does.
+/// Another program takes GPU memory while weights are loaded: the start says what is missing before the driver fails.
 #[test]
 fn a_budget_that_shrinks_during_a_start_is_seen() {
     let _alone = alone();
@@ -127,7 +127,7 @@ fn a_budget_that_shrinks_during_a_start_is_seen() {
     assert!(error.contains("'kv_pages' asked for") && error.contains("--max-total-token-num"), "{error}");
 }
 
-/// A driver reports what is used, not what is planned: a second server counts what the first one has leased of the GPU.
+/// A driver reports used memory, not planned memory. A second server therefore counts the first one's lease of the GPU.
 #[test]
 fn servers_lease_a_gpu_with_memory_of_its_own() {
     let _alone = alone();
@@ -158,7 +158,7 @@ fn servers_lease_a_gpu_with_memory_of_its_own() {
     assert!(ends, "a lease ends with its engine");
 }
 
-/// Every buffer of a start is refused once, also those of states and windows: the start says which, or does without.
+/// Every buffer of a start is refused once, including those of states and windows. The start fails with its name, or does without it.
 #[test]
 fn every_buffer_of_a_start_may_be_refused_whatever_the_model() {
     let _alone = alone();

@@ -59,7 +59,7 @@ pub fn values(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
     values
 }
 
-/// Opens a checkpoint and decodes everything in it.
+/// Opens a checkpoint and decodes all its tensors.
 pub fn exercise(path: &Path) -> Result<(), FormatError> {
     let checkpoint = Checkpoint::open(path)?;
     let names: Vec<String> = checkpoint.tensors().map(|(name, _)| name.to_owned()).collect();
@@ -70,7 +70,7 @@ pub fn exercise(path: &Path) -> Result<(), FormatError> {
     Ok(())
 }
 
-/// Writes GGUF version 3, whatever the values.
+/// Writes GGUF version 3 with any values, also wrong ones.
 #[derive(Clone)]
 pub struct GgufWriter {
     pub version: u32,
@@ -139,7 +139,7 @@ impl GgufWriter {
         self.set(key, 9, bytes)
     }
 
-    /// An array of numbers of four bytes, of this type.
+    /// Adds an array of four-byte numbers of this type.
     pub fn array(&mut self, key: &str, kind: u32, values: &[[u8; 4]]) -> &mut Self {
         let mut bytes = kind.to_le_bytes().to_vec();
         bytes.extend((values.len() as u64).to_le_bytes());
@@ -184,7 +184,7 @@ impl GgufWriter {
         Checkpoint::open(&dir.write("model.gguf", self.bytes()))
     }
 
-    /// The message with which opening fails.
+    /// Returns the message with which opening fails.
     pub fn refusal(&self) -> String {
         match self.open() {
             Ok(_) => panic!("the file was accepted"),
@@ -193,7 +193,7 @@ impl GgufWriter {
     }
 }
 
-/// A model of this architecture that an encoder can stand before: vectors of 64 numbers, heads of 16.
+/// Returns a model of this architecture that takes a vision encoder: vectors of 64 numbers, heads of 16.
 pub fn seeing_model(arch: &str) -> GgufWriter {
     let mut model = GgufWriter::new(arch);
     model.strings("tokenizer.ggml.tokens", &["a", "<|image_pad|>", "<|video_pad|>"]);
@@ -204,7 +204,7 @@ pub fn seeing_model(arch: &str) -> GgufWriter {
     model
 }
 
-/// An encoder of two layers for such a model, with this type of projector; every number of its weights is 0.
+/// Returns an encoder of two layers for such a model, with this type of projector; all its weights are 0.
 pub fn seeing(projector: &str) -> GgufWriter {
     let mut encoder = GgufWriter { version: 3, keys: Vec::new(), tensors: Vec::new(), data: Vec::new() };
     encoder.str("general.architecture", "clip").str("clip.projector_type", projector);
@@ -264,7 +264,7 @@ fn text(value: &str) -> Vec<u8> {
     bytes
 }
 
-/// A safetensors file of this head and that many bytes of data.
+/// Returns a safetensors file with this head and `data` bytes of data.
 pub fn safetensors(head: &str, data: usize) -> Vec<u8> {
     let mut bytes = (head.len() as u64).to_le_bytes().to_vec();
     bytes.extend(head.as_bytes());
@@ -272,17 +272,17 @@ pub fn safetensors(head: &str, data: usize) -> Vec<u8> {
     bytes
 }
 
-/// The least `config.json` of a Llama.
+/// The smallest `config.json` of a Llama.
 pub const LLAMA: &str = r#"{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64,
     "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96, "vocab_size": 100}"#;
 
-/// Opens a lone `config.json` of this text.
+/// Opens a `config.json` with this text and no other files.
 pub fn open_config(json: &str) -> Result<Checkpoint, FormatError> {
     let dir = TempDir::new();
     Checkpoint::open(&dir.write("config.json", json))
 }
 
-/// [`LLAMA`] as another class, with members replaced or added.
+/// Returns the configuration of [`LLAMA`] as another class, with members replaced or added.
 pub fn patched(class: &str, extra: &str) -> Result<ModelConfig, String> {
     let parse = |json: &str| serde_json::from_str::<serde_json::Map<_, _>>(json).expect("the test's JSON is right");
     let mut object = parse(&LLAMA.replace("LlamaForCausalLM", class));
@@ -292,12 +292,12 @@ pub fn patched(class: &str, extra: &str) -> Result<ModelConfig, String> {
     open_config(&json).map(|checkpoint| checkpoint.config).map_err(|error| error.to_string())
 }
 
-/// The same, where it must not be refused.
+/// Returns the same configuration; a refusal fails the test.
 pub fn of_class(class: &str, extra: &str) -> ModelConfig {
     patched(class, extra).unwrap_or_else(|error| panic!("{class}: {error}"))
 }
 
-/// Each of these keys, said after the class's own (the last of equal keys counts), is refused in these words.
+/// Asserts that each of these keys, written after the class's keys, is refused with this text. The last of equal keys counts.
 #[track_caller]
 pub fn refuses(class: &str, keys: &str, cases: &[(&str, &str)]) {
     for (extra, refusal) in cases {

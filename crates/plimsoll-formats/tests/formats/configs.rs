@@ -3,7 +3,7 @@
 use crate::common::{GgufWriter, LLAMA, TempDir, fixture, open_config};
 use plimsoll_formats::{Activation, Architecture, Checkpoint, Dtype, Encoding, ModelConfig, RopeScaling, ScaleKind};
 
-/// [`LLAMA`] as another class, with members replaced or added.
+/// Returns the configuration of [`LLAMA`] as another class, with members replaced or added.
 fn patched(class: &str, extra: &str) -> Result<ModelConfig, String> {
     let parse = |json: &str| serde_json::from_str::<serde_json::Map<_, _>>(json).expect("the test's JSON is right");
     let mut object = parse(&LLAMA.replace("LlamaForCausalLM", class));
@@ -12,12 +12,12 @@ fn patched(class: &str, extra: &str) -> Result<ModelConfig, String> {
     open_config(&json).map(|checkpoint| checkpoint.config).map_err(|error| error.to_string())
 }
 
-/// The configuration of a Llama with these members.
+/// Returns the configuration of a Llama with these members.
 fn with(extra: &str) -> Result<ModelConfig, String> {
     patched("LlamaForCausalLM", extra)
 }
 
-/// The configuration of a model of this class and these members.
+/// Returns the configuration of a model of this class with these members.
 fn of_class(class: &str, extra: &str) -> ModelConfig {
     patched(class, extra).unwrap_or_else(|error| panic!("{class}: {error}"))
 }

@@ -1,4 +1,4 @@
-//! Configurations of encoders: what their keys mean, and which of their values are refused by name.
+//! Configurations of encoders: the meaning of their keys, and the values that are refused by name.
 
 use crate::common::{GgufWriter, TempDir, open_config};
 use plimsoll_formats::{Activation, Architecture, Checkpoint, Dense, DenseLayer, ModelConfig};
@@ -178,7 +178,7 @@ fn a_gemma_that_sees_later_positions_is_an_encoder() {
     refused(GEMMA, &cases);
 }
 
-/// A directory for planning: a configuration, `modules.json` and the folders that it names.
+/// Opens a directory for planning: a configuration, `modules.json` and the folders that it names.
 fn modules(kinds: &[&str], folders: &[(&str, &str)]) -> Result<Option<Dense>, String> {
     let dir = TempDir::new();
     dir.write("config.json", GEMMA);
@@ -226,7 +226,7 @@ fn dense_layers_are_read_from_the_folders_that_modules_json_names() {
     assert!(modules(&three, &folders).expect_err("three").contains("more than 2 dense layers"));
 }
 
-/// An encoder of two layers as a GGUF file, with the tensors that say what metadata does not.
+/// Returns an encoder of two layers as a GGUF file, with the tensors for what metadata does not say.
 fn in_file(arch: &str) -> GgufWriter {
     let mut writer = GgufWriter::new(arch);
     writer.u32(&format!("{arch}.block_count"), 2);
@@ -310,7 +310,7 @@ fn encoders_in_gguf_refuse_what_would_change_the_answer() {
     assert!(refusal.contains("moe_every_n_layers 3 of nomic-bert; supported is 2"), "{refusal}");
 }
 
-/// A file of Qwen3-Reranker has the rows of two answers, and says which.
+/// A file of Qwen3-Reranker has the rows of two answers and names the answers.
 #[test]
 fn a_decoder_with_other_answers_than_yes_and_no_is_refused() {
     let with = |arch: &str, rows: u64| {

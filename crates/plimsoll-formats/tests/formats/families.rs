@@ -1,4 +1,4 @@
-//! Families of decoders: what their own keys mean, and which of their values are refused by name.
+//! Families of decoders: the meaning of their own keys, and the values that are refused by name.
 
 use crate::common::{GgufWriter, LLAMA, of_class, open_config, patched, refuses};
 use plimsoll_formats::{Activation, Encoding, LayerHeads, Mixer, Norms, PerLayerInput, QkNorm, RopeScaling};
@@ -64,7 +64,7 @@ fn global_layers_of_gemma_4_have_heads_of_their_own() {
     assert_eq!((config.query_scale, config.norm_weight_offset, config.sliding_window), (1.0, 0.0, Some(512)));
     assert_eq!(config.rope_scaling, RopeScaling::Proportional { share: 0.25, factor: 1.0 });
     assert_eq!((config.rope_theta, config.rope_local_theta), (1_000_000.0, 10_000.0));
-    // Without the one projection the other number of heads does not count.
+    // Without `attention_k_eq_v` the other number of heads does not count.
     let config = of_class("Gemma4ForCausalLM", &format!(r#"{SMALL}, "num_global_key_value_heads": 1"#));
     assert_eq!(config.heads_of(false), LayerHeads { kv_heads: 2, values_are_keys: false, ..wide });
 }
@@ -137,7 +137,7 @@ fn draft_heads_behind_the_last_layer_are_counted() {
         ("Glm4MoeForCausalLM", r#""num_hidden_layers": 2"#, 0),
         ("Glm4MoeLiteForCausalLM", r#""num_nextn_predict_layers": 1"#, 1),
         ("DeepseekV3ForCausalLM", r#""num_nextn_predict_layers": 2, "n_group": 1, "topk_group": 1"#, 2),
-        // No head of this family is known.
+        // No draft head of this family is known.
         ("Glm4ForCausalLM", r#""num_nextn_predict_layers": 1"#, 0),
     ] {
         assert_eq!(of_class(class, extra).draft_layers, layers, "{class} with {extra}");

@@ -1,4 +1,4 @@
-//! Configurations of mixtures of experts and hybrids: the published forms, their defaults, and what is refused.
+//! Configurations of mixtures of experts and hybrids: the published forms, their defaults, and refusals.
 
 use crate::common::{GgufWriter, open_config};
 use plimsoll_formats::{Architecture, DeltaNet, Encoding, Experts, ModelConfig, Routing};
@@ -62,7 +62,7 @@ fn defaults_are_those_of_transformers() {
 
 #[test]
 fn the_family_says_whether_routers_renormalise() {
-    // Nothing in the text's part names the family.
+    // Nothing in the text part names the family.
     let thinker = |extra: &str| {
         let text = format!(r#"{{{TEXT}, "intermediate_size": 128{extra}}}"#);
         let config = opened(&format!(

@@ -1,4 +1,4 @@
-//! Families whose layers have their own numbers of heads, gates or reach: what their keys mean, and which values are refused by name.
+//! Families whose layers differ in numbers of heads, gates or reach: the meaning of their keys, and the values refused by name.
 
 use crate::common::{GgufWriter, of_class, refuses};
 use plimsoll_formats::{Norms, OutputGate, QkNorm, QueryGrowth, RopeScaling};
@@ -12,7 +12,7 @@ fn heads_and_rotation_of_laguna_differ_between_layers() {
     let config = of_class("LagunaForCausalLM", LAGUNA);
     assert_eq!((config.query_heads(0), config.query_heads(1), config.heads), (4, 6, 6));
     assert_eq!((config.sliding_window, config.slides(0), config.slides(1)), (Some(512), false, true));
-    // Without parameters of rotation, those of the class.
+    // Without rotation parameters those of the class apply.
     assert_eq!((config.heads_of(false).rotary_dim, config.heads_of(true).rotary_dim), (16, 32));
     assert_eq!((config.rope_theta, config.rope_local_theta), (500_000.0, 10_000.0));
     let rope = r#""rope_parameters": {
@@ -80,7 +80,7 @@ fn values_of_laguna_that_change_the_answer_are_refused() {
     refuses("LagunaForCausalLM", LAGUNA, &cases);
 }
 
-/// Muse Glimmer, a layer more than two times its pattern.
+/// Muse Glimmer, with one layer more than two patterns.
 const MUSE: &str = r#""head_dim": 16, "num_hidden_layers": 9"#;
 
 #[test]
@@ -124,7 +124,7 @@ fn norms_and_factors_of_muse_glimmer_are_read_and_refused() {
     refuses("MuseGlimmerForConditionalGeneration", MUSE, &cases);
 }
 
-/// Llama 4, a layer more than its pattern.
+/// Llama 4, with one layer more than its pattern.
 const LLAMA4: &str = r#""head_dim": 16, "num_hidden_layers": 5, "num_local_experts": 4"#;
 
 #[test]
@@ -148,7 +148,7 @@ fn layers_of_llama_4_attend_within_chunks_where_they_rotate() {
     let whole =
         of_class("Llama4ForCausalLM", &format!(r#"{LLAMA4}, "attention_chunk_size": null, "no_rope_layers": []"#));
     assert_eq!((whole.sliding_window, whole.variant.chunked), (None, false));
-    // As the first configurations say it.
+    // The first published configurations have a number here.
     let number = of_class("Llama4ForCausalLM", &format!(r#"{LLAMA4}, "attn_temperature_tuning": 4"#));
     assert_eq!(number.variant.query_growth, Some(growth));
 }

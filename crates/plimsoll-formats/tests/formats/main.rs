@@ -1,4 +1,4 @@
-//! Checkpoints of every format: what they decode to, what their configurations say, and what is refused.
+//! Checkpoints of every format: decoded values, configurations and refusals.
 
 #[path = "../common/mod.rs"]
 mod common;

@@ -1,4 +1,4 @@
-//! Configurations of models that see, as they are published, and what is refused.
+//! Published configurations of vision and audio models, and refusals.
 
 use crate::common::open_config;
 use plimsoll_formats::{
@@ -60,7 +60,7 @@ fn qwen2_5_vl_as_it_is_published() {
     assert_eq!(config.vision, Some(expected));
 }
 
-/// The thinker of a Qwen2.5-Omni, with what its audio encoder says.
+/// The thinker of a Qwen2.5-Omni, with additional keys of its audio encoder.
 fn omni2_5(class: &str, audio: &str) -> Result<ModelConfig, String> {
     opened(&format!(
         r#"{{"architectures": ["{class}"], "model_type": "qwen2_5_omni", "thinker_config": {{
@@ -338,7 +338,7 @@ fn smolvlm_as_it_is_published_and_what_is_refused() {
     let vision = config.vision.expect("it sees");
     assert_eq!((config.architecture, vision.encoder), (Architecture::Llama, VisionKind::Idefics3));
     assert_eq!((vision.table_side, vision.merge, vision.depth, vision.intermediate_size), (32, 4, 12, 3072));
-    // 2.2B: six pixels of each side are not seen.
+    // 2.2B: six pixels of each side are not used.
     let larger = smolvlm(r#", "scale_factor": 3"#, r#", "image_size": 384, "patch_size": 14"#).expect("it opens");
     assert_eq!(larger.vision.map(|vision| (vision.table_side, vision.merge)), Some((27, 3)));
     for (top, encoder, words) in [

@@ -1,5 +1,5 @@
-//! The vision encoder of a GGUF model in a file beside it: found, read, mapped to the names of transformers, and refused by name
-//! where it is not the model's.
+//! The vision encoder of a GGUF model in a separate file: found, read, mapped to the names of transformers. It is refused by name if it is
+//! not the model's.
 
 use crate::common::{GgufWriter, TempDir, seeing, seeing_model, values};
 use plimsoll_formats::{
@@ -7,7 +7,7 @@ use plimsoll_formats::{
 };
 use std::path::PathBuf;
 
-/// A model with an encoder beside it.
+/// A model and its encoder in two files.
 pub struct Pair {
     dir: TempDir,
     model: PathBuf,
@@ -37,7 +37,7 @@ impl Pair {
     }
 }
 
-/// An encoder that differs in one thing.
+/// Returns an encoder with one change.
 fn changed(change: impl Fn(&mut GgufWriter)) -> GgufWriter {
     let mut encoder = seeing("qwen3vl_merger");
     change(&mut encoder);
@@ -77,7 +77,7 @@ fn an_encoder_beside_the_model_becomes_part_of_it() {
     ] {
         assert!(checkpoint.tensor(name).is_some(), "{name}");
     }
-    // [out, channels, frames, height, width]: the frames take turns within a channel.
+    // [out, channels, frames, height, width]: the frames are interleaved within a channel.
     let patches = values(&checkpoint, "visual.patch_embed.proj.weight");
     assert_eq!(checkpoint.tensor("visual.patch_embed.proj.weight").unwrap().shape, [8, 3, 2, 4, 4]);
     for (i, value) in patches.iter().enumerate() {
@@ -98,7 +98,7 @@ fn the_operator_chooses_the_file() {
     assert!(matches!(named.mmproj(), MmprojState::Loaded { path, .. } if *path == other));
     let words = pair.refusal(&Mmproj::File(elsewhere.0.join("absent.gguf")));
     assert!(words.contains("absent.gguf"), "{words}");
-    // A directory stands for its only model.
+    // A directory with only one model opens that model.
     let checkpoint = Checkpoint::open(&pair.dir.0).expect("it opens");
     assert!(matches!(checkpoint.mmproj(), MmprojState::Loaded { .. }));
     // Other formats have their encoders in their own files.
@@ -174,7 +174,7 @@ fn a_file_for_another_model_is_left_out_and_refused_where_it_is_named() {
             "{refused}"
         );
     }
-    // A model without the tokens that stand for media, and one that knows no axes but time.
+    // A model without placeholder tokens for media, and one with time as its only axis.
     let mut wordless = seeing_model("qwen3vl");
     wordless.strings("tokenizer.ggml.tokens", &["a", "b"]);
     let checkpoint = Pair::new(&wordless, &seeing("qwen3vl_merger")).open();
@@ -255,13 +255,13 @@ fn a_broken_file_stops_the_start_unless_it_is_left_out() {
     let whole = std::fs::read(&pair.encoder).expect("it is there");
     pair.dir.write("mmproj-F16.gguf", &whole[..whole.len() - 100]);
     assert!(pair.refusal(&Mmproj::Beside).contains("of the data, which has only"));
-    // A model that has no shares of its rotary frequencies for height and width.
+    // A model without rotary sections for height and width.
     let mut flat = seeing_model("qwen3vl");
     flat.keys.retain(|(key, ..)| key != "qwen3vl.rope.dimension_sections");
     assert!(Pair::new(&flat, &seeing("qwen3vl_merger")).refusal(&Mmproj::Beside).contains("rope.dimension_sections"));
 }
 
-/// The audio encoder of Gemma 4 under the names of transformers, and what the file says of it.
+/// The audio encoder of Gemma 4: its tensors have the names of transformers, and its configuration is read from the file.
 #[test]
 fn an_audio_encoder_stands_beside_that_of_images() {
     let root = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models");
@@ -281,7 +281,7 @@ fn an_audio_encoder_stands_beside_that_of_images() {
     assert_eq!(names(&file), names(&whole));
 }
 
-/// The encoders of Gemma 3, Gemma 4, LFM2-VL, SmolVLM, Mistral 3, InternVL and Llama 4 under the names of transformers, of which none is left over.
+/// The encoders of Gemma 3, Gemma 4, LFM2-VL, SmolVLM, Mistral 3, InternVL and Llama 4. All their tensors get the names of transformers.
 #[test]
 fn encoders_of_images_alone_have_the_names_of_transformers() {
     let open = |name: &str| {
@@ -302,7 +302,7 @@ fn encoders_of_images_alone_have_the_names_of_transformers() {
     ] {
         let (file, whole) = (open(file), open(whole));
         let (of_file, of_whole) = (file.config.vision.clone().unwrap(), whole.config.vision.clone().unwrap());
-        // The file has no token of videos.
+        // The file has no video token.
         assert_eq!(of_file.tokens.image, of_whole.tokens.image);
         let mut of_file = Vision { tokens: of_whole.tokens, ..of_file };
         if let VisionKind::Pixtral(own) = &mut of_file.encoder {
@@ -317,7 +317,7 @@ fn encoders_of_images_alone_have_the_names_of_transformers() {
             let found = shape(&file, &name.replace("mm_soft_emb_norm", "soft_emb_norm"));
             let found = found.unwrap_or_else(|| panic!("{name} is missing"));
             let of_bounds = name.ends_with("_min") || name.ends_with("_max");
-            // A scalar has one dimension there, and a patch its own.
+            // A scalar has one dimension in the file, and a patch has its own dimensions.
             let of_patch = ["input_proj", "patch_embedding", "patch_conv"].iter().any(|part| name.contains(part));
             let same = found == info.shape || of_bounds && found == [1] || of_patch && found.len() == 4;
             assert!(same, "{name}: {found:?} for {:?}", info.shape);

@@ -1,4 +1,4 @@
-//! The audio encoders of the Qwens in `mmproj` files: what the files say, the names of tensors, and refusals.
+//! The audio encoders of the Qwens in `mmproj` files: their configurations, names of tensors, and refusals.
 
 use crate::common::{GgufWriter, seeing, seeing_model};
 use crate::mmproj::Pair;
@@ -20,7 +20,7 @@ fn model(arch: &str) -> GgufWriter {
     model
 }
 
-/// An audio encoder of one layer without one for images; every number of its weights is 0.
+/// Returns an audio encoder of one layer without a vision encoder; all its weights are 0.
 fn encoder(projector: &str) -> GgufWriter {
     let mut encoder = GgufWriter { version: 3, keys: Vec::new(), tensors: Vec::new(), data: Vec::new() };
     encoder.str("general.architecture", "clip");
@@ -79,14 +79,14 @@ fn changed(change: impl Fn(&mut GgufWriter)) -> GgufWriter {
     encoder
 }
 
-/// Names and shapes of the encoders' tensors as the model in the transformers layout has them.
+/// Asserts that the encoders' tensors have the names and shapes of the model in the transformers layout.
 fn has_the_tensors_of(file: &Checkpoint, whole: &Checkpoint) {
     let encoders = |checkpoint: &Checkpoint| {
         let own = checkpoint.tensors().filter(|(name, _)| name.starts_with("audio.") || name.starts_with("visual."));
         own.map(|(name, info)| (name.to_owned(), info.shape.clone())).collect::<BTreeMap<_, _>>()
     };
     let mut expected = encoders(whole);
-    // No model computes with it.
+    // No model uses this tensor.
     expected.remove("audio.audio_bos_eos_token.weight");
     assert_eq!(encoders(file), expected);
 }
@@ -105,7 +105,7 @@ fn qwen2_5_omni_has_both_encoders_under_one_type() {
     assert_eq!(file.config.rope_sections, whole.config.rope_sections);
 }
 
-/// As converters may write it in time: a type for each encoder.
+/// A type for each encoder, as converters may write it in future.
 #[test]
 fn qwen2_5_omni_may_have_a_type_for_each_encoder() {
     let mut both = seeing("qwen2.5vl_merger");

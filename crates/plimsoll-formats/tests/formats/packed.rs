@@ -1,5 +1,5 @@
-//! AWQ, GPTQ, AutoRound and compressed-tensors: decoded values against the libraries' own (see `tools/fixturelib/packed.py`),
-//! what is planned without weights, and what is refused.
+//! AWQ, GPTQ, AutoRound and compressed-tensors: decoded values against the libraries' own (see `tools/fixturelib/packed.py`), plans without
+//! weights, and refusals.
 
 use crate::common::{LLAMA, TempDir, fixture, open_config, read_f32, safetensors, values};
 use plimsoll_formats::{Checkpoint, Encoding, QuantLayout, RowBuf, ScaleKind};
@@ -15,7 +15,7 @@ fn layout(checkpoint: &Checkpoint) -> QuantLayout {
 
 #[test]
 fn every_packing_equals_its_library() {
-    // Folder, bits, group, the zero point of all groups where there is one, type of the scales.
+    // Folder, bits, group, the zero point of all groups if there is one, type of the scales.
     for (folder, bits, group, zero, scales) in [
         ("awq", 4, 32, None, ScaleKind::F32),
         ("gptq-2bit", 2, 32, None, ScaleKind::F32),
@@ -44,7 +44,7 @@ fn every_packing_equals_its_library() {
         let wrong = values.iter().zip(&expected).position(|(value, want)| value != want);
         assert_eq!(wrong.map(|at| (at, values[at], expected[at])), None, "{folder}");
         assert_eq!(values.len(), expected.len());
-        // What a configuration alone promises is what the tensors have.
+        // The encoding planned from the configuration alone is that of the tensors.
         let planned = Checkpoint::open(&path.join("config.json")).expect("it can be planned");
         assert_eq!(planned.config.planned_encoding(NAME, &[16, 128]), Encoding::Quant(found), "{folder}");
     }
@@ -80,7 +80,7 @@ fn both_forms_of_nvfp4_have_the_values_of_their_library() {
         assert_eq!((found.code_bits, found.group, found.scales), (4, 16, ScaleKind::F32), "{folder}");
         let expected = read_f32(&path.join("expected.f32"));
         let values = values(&checkpoint, NAME);
-        // A code of -0 is 0 here.
+        // The code of -0 decodes to 0 here.
         let wrong = values.iter().zip(&expected).position(|(value, want)| value != want);
         assert_eq!(wrong.map(|at| (at, values[at], expected[at])), None, "{folder}");
         let planned = Checkpoint::open(&path.join("config.json")).expect("it can be planned");
@@ -126,7 +126,7 @@ fn nvfp4_without_what_its_codes_need_is_refused() {
     }
 }
 
-/// As many scales as outputs need not be one for each.
+/// As many scales as outputs need not be one scale for each output.
 #[test]
 fn blocks_are_told_from_outputs_by_shape() {
     let dir = TempDir::new();
@@ -141,7 +141,7 @@ fn blocks_are_told_from_outputs_by_shape() {
     let checkpoint = Checkpoint::open(&dir.0).expect("it opens");
     let row: Vec<f32> = (0..256).map(|column| (column / 64 + 1) as f32).collect();
     assert_eq!(values(&checkpoint, "a.weight"), row.repeat(4));
-    // A number that is none is an error, not 480.
+    // A NaN is an error, not 480.
     let end = bytes.len();
     bytes[end - 17] = 0xFF;
     dir.write("model.safetensors", bytes);
@@ -308,7 +308,7 @@ fn unsupported_values_of_compressed_tensors_are_refused() {
     ]);
 }
 
-/// A GPTQ matrix of 8 outputs and 64 inputs in two groups, all zeros but for this `g_idx`.
+/// A GPTQ matrix of 8 outputs and 64 inputs in two groups, all zeros except this `g_idx`.
 fn ordered(order: impl Fn(usize) -> i32, declared: &str, rows: usize) -> Result<Checkpoint, String> {
     let head = format!(
         r#"{{"a.qweight":{{"dtype":"I32","shape":[8,8],"data_offsets":[0,256]}},

@@ -1,4 +1,4 @@
-//! Configurations of Qwen4-Exp: their defaults, and what is refused.
+//! Configurations of Qwen4-Exp: their defaults, and refusals.
 
 use crate::common::{GgufWriter, open_config};
 use plimsoll_formats::{Architecture, Indexer, ModelConfig, Ngrams};

@@ -31,7 +31,7 @@ fn every_gguf_type_with_a_codebook_equals_the_python_package_bit_for_bit() {
         assert_eq!(found.len(), 3 * 512);
         for (at, value) in found.into_iter().enumerate() {
             let want = expected.next().expect("the expectation is long enough");
-            // Where a scale is 0, IQ1_S adds an offset of 0 and has 0 for the package's -0.
+            // With a scale of 0, IQ1_S adds an offset of 0: the value is 0, and -0 in the package.
             let zeros = kind == "IQ1_S" && value == 0.0 && want == 0.0;
             assert!(value.to_bits() == want.to_bits() || zeros, "{kind} element {at}: {value} is not {want}");
         }
@@ -98,7 +98,7 @@ fn gguf_names_shapes_and_metadata_are_mapped() {
     assert_eq!((config.hidden_size, config.heads, config.kv_heads, config.head_dim), (64, 4, 2, 16));
     assert_eq!((config.vocab_size, config.rope_theta, config.max_context), (8, 500_000.0, 64));
     assert!(config.rope_interleaved && config.tie_word_embeddings && !config.attention_bias);
-    // "</s>" by key. That "<|im_end|>" is a control token the tokenizer knows.
+    // "</s>" is named by the key. The tokenizer knows that "<|im_end|>" is a control token.
     assert_eq!(config.eos_token_ids, [2]);
 
     let meta = checkpoint.gguf().expect("GGUF has metadata");
@@ -230,10 +230,10 @@ fn a_file_that_is_cut_while_it_is_read_is_an_error_and_no_more() {
     assert!(names.iter().any(zeros), "zeros are read behind its end");
     let error = checkpoint.unchanged().unwrap_err().to_string();
     assert!(error.contains("cut.gguf changed while it was read: 14144 bytes when it was opened, now 4096"), "{error}");
-    // It has its length again, and bytes that were never read: still not what was opened.
+    // The file has its length again, and bytes that were never read: it still differs from the opened file.
     std::fs::write(&path, &bytes).unwrap();
     assert!(checkpoint.unchanged().is_err());
-    // Another file under its name is none of its business.
+    // Another file under the same name does not matter.
     let other = Checkpoint::open(&path).expect("it opens");
     std::fs::rename(folder.write("new.gguf", "GGUF"), &path).unwrap();
     other.unchanged().expect("it is what was opened, by whatever name");
@@ -269,7 +269,7 @@ fn small_floats_equal_mlx_and_the_experts_of_gpt_oss() {
             encoding => assert_eq!((encoding, scales), (Encoding::BF16, None)),
         }
         for (at, value) in values(&checkpoint, &name).into_iter().enumerate() {
-            // Equal but for the sign of a zero.
+            // Equal except for the sign of a zero.
             assert_eq!(Some(value), expected.next(), "{name}, element {at}");
         }
     }

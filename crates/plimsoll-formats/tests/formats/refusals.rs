@@ -1,9 +1,9 @@
-//! Files that lie, one lie per case, and the message that names it.
+//! Files with one false statement each, and the message that names it.
 
 use crate::common::{GgufWriter, LLAMA, TempDir, safetensors};
 use plimsoll_formats::Checkpoint;
 
-/// Asserts that a message says what it should.
+/// Asserts that a message contains `part`.
 fn says(message: &str, part: &str) {
     assert!(message.contains(part), "{message:?} does not say {part:?}");
 }
@@ -205,7 +205,7 @@ fn packed_weights_must_agree_with_the_configuration() {
     );
 }
 
-/// A value of the file may be as long as the file; what is said of it is not.
+/// A value of the file may be as long as the file; the message about it stays short.
 #[test]
 fn words_stay_short_whatever_they_are_about() {
     let long = "é".repeat(30_000);
@@ -233,7 +233,7 @@ fn words_stay_short_whatever_they_are_about() {
         let mut writer = GgufWriter::new("llama");
         writer.tensor("token_embd.weight", &[64, 3]);
         lie(&mut writer);
-        // Not all of them are looked at.
+        // The reader does not use all of these values.
         let Err(error) = writer.open() else { continue };
         refused += 1;
         let words = error.to_string();

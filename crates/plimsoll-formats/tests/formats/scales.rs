@@ -1,4 +1,4 @@
-//! Second scales beside GGUF weights: what they do to values, and those that are refused.
+//! Second scales beside GGUF weights: their effect on values, and refusals.
 
 use crate::common::{GgufWriter, seeing, seeing_model, values};
 use crate::mmproj::Pair;
@@ -113,7 +113,7 @@ fn second_scales_that_cannot_be_applied_are_refused_by_name() {
         add_floats(&mut writer, scale, &[2.0]);
         says(&writer, &[UP, &format!("of type {name}: it has a second scale, which only NVFP4 weights may have")]);
     }
-    // The architecture is what keeps this file from loading, whatever its tensors are.
+    // The architecture keeps this file from loading, whatever its tensors are.
     let mut bitnet = GgufWriter::new("bitnet");
     bitnet.tensor("blk.0.ffn_up.weight", &[64, 2]);
     add_floats(&mut bitnet, scale, &[2.0]);

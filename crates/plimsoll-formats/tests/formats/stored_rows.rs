@@ -8,7 +8,7 @@ fn fixtures() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/models")
 }
 
-/// The bits of a decoded row.
+/// Returns the bits of a decoded row.
 fn bits(row: &RowBuf) -> Vec<u32> {
     let mut values = vec![0.0; row.len()];
     row.dequantize(&mut values);

@@ -1,4 +1,4 @@
-//! Configurations of Whisper, as they are published, and what is refused.
+//! Published configurations of Whisper, and refusals.
 
 use crate::common::open_config;
 use plimsoll_formats::{Architecture, AudioKind, ModelConfig, Whisper};

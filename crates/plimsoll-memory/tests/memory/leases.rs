@@ -1,4 +1,4 @@
-//! Several servers on one machine: whatever the order of their starts, they end inside the limit or are refused.
+//! Several servers on one machine: in any order of their starts, they stay inside the limit or are refused.
 use plimsoll_memory::host::Room;
 use plimsoll_memory::host::lease::{Answer, DirError, Holder, Lease, LeaseDir, LeaseError, decide};
 use proptest::prelude::*;
@@ -74,7 +74,7 @@ fn committed_bytes_are_not_counted_twice() {
     let temp = Temp::new();
     let mut first = granted(temp.dir().acquire(6 * GIB, GIB, || vec![machine(20 * GIB, 5 * GIB)]).unwrap());
     first.set_committed(4 * GIB).unwrap();
-    // Others now use 9: four are the first lease's, five a stranger's. 20 - 5 - 6 = 9 are left.
+    // 9 GiB are used now: four are the first lease's, five another program's. 20 - 5 - 6 = 9 are left.
     let second = granted(temp.dir().acquire(u64::MAX, GIB, || vec![machine(20 * GIB, 9 * GIB)]).unwrap());
     assert_eq!(second.bytes(), 9 * GIB);
 }
@@ -85,10 +85,10 @@ fn only_shared_domains_count_and_each_for_itself() {
     let room = |domain: &str, shared, limit| Room { domain: domain.into(), shared, limit, used_by_others: 0 };
     let one = vec![room("machine", true, 64), room("cgroup 1:7", true, 40), room("budget", false, 30)];
     let _first = granted(temp.dir().acquire(30, 1, || one).unwrap());
-    // Another cgroup: the first one's lease counts on the machine, but not here.
+    // Another cgroup: the first lease counts on the machine, but not in this cgroup.
     let two = vec![room("machine", true, 64), room("cgroup 1:8", true, 32), room("budget", false, 33)];
     assert_eq!(granted(temp.dir().acquire(99, 1, || two).unwrap()).bytes(), 32);
-    // The same cgroup: it does.
+    // In the same cgroup the first lease counts.
     let three = vec![room("machine", true, 64), room("cgroup 1:7", true, 40)];
     assert_eq!(granted(temp.dir().acquire(99, 1, || three).unwrap()).bytes(), 10);
 }
@@ -127,7 +127,7 @@ fn links_and_leftovers_hold_nothing() {
     let victim = temp.0.join("victim");
     std::fs::write(&victim, "precious").unwrap();
     symlink(&victim, temp.leases().join("1-1-0.lease")).unwrap();
-    // A leftover that names a living process (this one), as after a reused process id. No process holds its lock.
+    // A leftover file with the id of a living process (this one), as after a reused process id. No process holds its lock.
     let text =
         format!("plimsoll-lease 1\npid {}\nstart 1\nplanned 999\ncommitted 0\ndomain machine\n", std::process::id());
     std::fs::write(temp.leases().join("2-2-0.lease"), text).unwrap();
@@ -164,7 +164,7 @@ fn a_lock_that_was_removed_locks_nothing() {
     old.lock().unwrap();
     std::thread::scope(|threads| {
         let waits = threads.spawn(|| temp.dir().list().unwrap());
-        // It has opened the old one by now, or opens the new one later.
+        // The other thread has opened the old file by now, or opens the new one later.
         std::thread::sleep(Duration::from_millis(100));
         std::fs::remove_file(&path).unwrap();
         let new = create();
@@ -204,7 +204,7 @@ fn threads_that_start_together_share_the_limit() {
                 barrier.wait();
                 std::thread::sleep(Duration::from_micros(i * 137 % 900));
                 let answer = Lease::acquire(temp.dir(), 100, 30, 15).unwrap();
-                // Held until every thread has an answer.
+                // Leases are held until every thread has an answer.
                 barrier.wait();
                 if let Answer::Granted(lease) = &answer { lease.bytes() } else { 0 }
             })
@@ -215,7 +215,7 @@ fn threads_that_start_together_share_the_limit() {
     assert_eq!(bytes.iter().sum::<u64>(), 90, "three times 30; the last 10 are below anybody's minimum: {bytes:?}");
 }
 
-/// Not a test of its own: the process that the next one starts several times.
+/// Not a separate test: the process that the next test starts several times.
 #[test]
 fn child_process() {
     let Some(dir) = std::env::var_os("PLIMSOLL_TEST_LEASE_DIR") else {
@@ -239,7 +239,7 @@ fn spawn(dir: &Path) -> Child {
 }
 
 fn granted_to(child: &mut Child) -> u64 {
-    // Borrowed, so that the pipe stays open for what the child prints at its end.
+    // Borrowed, so that the pipe stays open for the child's last output.
     let lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
     let line = lines.map(Result::unwrap).find(|line| line.starts_with("granted ")).expect("the child answers");
     line["granted ".len()..].parse().unwrap()
@@ -266,7 +266,7 @@ fn processes_that_start_together_share_the_limit_and_the_dead_hold_nothing() {
     assert!(temp.dir().list().unwrap().is_empty());
 }
 
-/// A small generator with a fixed sequence per seed.
+/// A small random generator with a fixed sequence for each seed.
 struct Dice(u64);
 
 impl Dice {
@@ -281,15 +281,15 @@ struct Server {
     dies: u64,
     want: u64,
     min: u64,
-    /// What it was granted.
+    /// Bytes of its lease.
     planned: Option<u64>,
-    /// What it really uses.
+    /// Bytes that the server uses.
     used: u64,
-    /// What its lease says it uses; lags behind.
+    /// Used bytes in its lease, which lag behind `used`.
     told: u64,
 }
 
-/// Runs one machine for 400 ticks and returns the highest usage. `with_leases` off means measuring alone.
+/// Runs one machine for 400 ticks and returns the highest usage. `with_leases` off: servers only measure.
 fn simulate(seed: u64, with_leases: bool) -> (u64, u64) {
     let mut dice = Dice(seed ^ 0x9e37_79b9_7f4a_7c15);
     let limit = 1000 + dice.roll(1000);
@@ -354,7 +354,7 @@ fn a_thousand_jittered_starts_stay_inside_the_limit() {
 }
 
 proptest! {
-    /// What is granted fits beside all plans and strangers, is at least the minimum, and a refusal adds up.
+    /// A granted lease fits beside all plans and other programs, and is at least the minimum. A refusal's numbers add up.
     #[test]
     fn grants_fit(
         limit in 0u64..10_000, used in 0u64..10_000, want in 0u64..10_000, min in 0u64..3_000,

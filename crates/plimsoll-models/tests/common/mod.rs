@@ -1,4 +1,4 @@
-//! A fixture model on the CPU device, driven step by step as the engine would, but by hand: spans, slots and drafts.
+//! A fixture model on the CPU device, run step by step as the engine would: spans, slots and drafts.
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ pub fn logprob(logits: &[f32], id: u32) -> f64 {
     f64::from(logits[id as usize] - top) - sum.ln()
 }
 
-/// The first of the greatest logits.
+/// Returns the id of the greatest logit; the first of equal ones.
 pub fn argmax(logits: &[f32]) -> u32 {
     let best = logits.iter().enumerate().fold((0, f32::MIN), |best, (i, x)| if *x > best.1 { (i, *x) } else { best });
     best.0 as u32
@@ -73,26 +73,26 @@ pub fn image(seed: usize, frame: usize, size: Size) -> Rgb {
 /// One sequence's part of a step.
 #[derive(Clone, Debug, Default)]
 pub struct Part {
-    /// Its tokens.
+    /// Tokens of the part.
     pub tokens: Vec<u32>,
-    /// The position of the first.
+    /// Position of the first token.
     pub start: usize,
-    /// The slot to start from.
+    /// The state slot to start from.
     pub from: Option<u32>,
-    /// For each row the slot to leave its state in.
+    /// For each row the slot that its state is written to.
     pub to: Vec<u32>,
-    /// Which of the rig's sequences, so which pages.
+    /// Number of the rig's sequence, which determines its pages.
     pub sequence: usize,
-    /// Where the rows stand in time, height and width; empty: at their positions.
+    /// Places of the rows in time, height and width; empty: their positions.
     pub places: Vec<[f32; 3]>,
     /// The position after the last that each row sees; empty: a row sees nothing after itself.
     pub ends: Vec<u32>,
-    /// Rows from an encoder, by the first of them among the part's own.
+    /// Encoder rows, each block with the number of its first row in the part.
     pub media: Vec<(usize, Vec<f32>)>,
 }
 
 impl Part {
-    /// Tokens of sequence 0 from `start`, the state of the last left in `slot`.
+    /// Tokens of sequence 0 from `start`; the last token's state is written to `slot`.
     pub fn new(tokens: &[u32], start: usize, from: Option<u32>, slot: u32) -> Self {
         let mut to = vec![NO_STATE; tokens.len()];
         *to.last_mut().unwrap() = slot;
@@ -173,7 +173,7 @@ impl Step {
     }
 }
 
-/// The encoder's rows of all parts, by rows of the step.
+/// Returns the encoder rows of all parts, numbered by the rows of the step.
 fn media(parts: &[Part]) -> Vec<MediaRows<'_>> {
     let mut first = 0;
     let mut rows = Vec::new();
@@ -197,17 +197,17 @@ impl Rig {
         Self::with(model, with_drafter, DtypePolicy::F32)
     }
 
-    /// Loads a fixture with its weights as `dtype` says.
+    /// Loads a fixture with its weights in `dtype`.
     pub fn with(model: &str, with_drafter: bool, dtype: DtypePolicy) -> Self {
         Self::of(checkpoint(model), with_drafter, dtype)
     }
 
-    /// Loads a fixture, its tables in its files behind caches of so many bytes.
+    /// Loads a fixture with its tables in its files, behind caches of `cache_bytes` bytes.
     pub fn in_files(model: &str, cache_bytes: u64) -> Self {
         Self::with_tables(checkpoint(model), false, DtypePolicy::Auto, Some(cache_bytes))
     }
 
-    /// Loads a checkpoint from anywhere.
+    /// Loads a checkpoint from any path.
     pub fn at(path: &Path, with_drafter: bool, dtype: DtypePolicy) -> Self {
         let checkpoint = Checkpoint::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         Self::of(checkpoint, with_drafter, dtype)
@@ -234,7 +234,7 @@ impl Rig {
             for sense in EncoderKind::ALL {
                 let Some(encoder) = model.encoder(sense) else { continue };
                 let mut encode = PlanDevice::new(&table, &shape.kv);
-                // Tiles have one size; other images any.
+                // Tiles have one size; other images have any size.
                 let grids = match checkpoint.config.vision.as_ref().map(|vision| (vision.encoder, vision.table_side)) {
                     _ if sense == EncoderKind::Audio => vec![Grid::audio(4096)],
                     Some((VisionKind::Intern(_), side)) => [Grid { frames: 40, height: side, width: side }].to_vec(),
@@ -249,7 +249,7 @@ impl Rig {
                 encoder.encode(&mut encode, &EncoderInput { grids: &grids, patches: &[] }).unwrap();
                 plan = if encode.high_water() > plan.high_water() { encode } else { plan };
             }
-            // Drafts that follow the first take one row each.
+            // Drafts after the first take one row each.
             plan.high_water() + (1 << 20) + plimsoll_device::cpu::scratch_bytes(&shape, 2)
         };
         let ledger = Arc::new(Ledger::new());
@@ -265,24 +265,24 @@ impl Rig {
         Self { model, shape, device: CpuDevice::new(weights, pool, Isa::detect(), memory) }
     }
 
-    /// Rows of tables in files that were looked up since this was last asked.
+    /// Returns the reads of table rows in files since the last call.
     pub fn table_reads(&mut self) -> TableReads {
         self.device.check_weights().expect("every row was read");
         self.device.take_table_reads()
     }
 
-    /// One step: the logits of every row.
+    /// Runs one step and returns the logits of every row.
     pub fn step(&mut self, parts: &[Part]) -> Vec<Vec<f32>> {
         let output = self.forward(parts);
         self.rows(output.logits)
     }
 
-    /// One step of which the logits of these rows are wanted, and nothing else.
+    /// Runs one step that computes only the logits of these rows.
     pub fn only_logits(&mut self, parts: &[Part], rows: &[u32]) -> Vec<Vec<f32>> {
         let step = Step { logit_rows: rows.to_vec(), ..Step::new(parts, self.shape.state.is_some()) };
         self.device.begin_step();
         let media = media(parts);
-        // The sequences of these rows, a span for each run of neighbours; without them at the first try.
+        // The sequences of these rows, one span for each run of adjacent rows. The first try has no spans.
         let mut spans: Vec<SeqSpan> = Vec::new();
         for (at, row) in rows.iter().map(|row| *row as usize).enumerate() {
             let seq = step.seqs.iter().find(|seq| (seq.first_row..seq.first_row + seq.rows).contains(&row)).unwrap();
@@ -295,7 +295,7 @@ impl Rig {
         let mut input = StepInput { only_logits: true, ..step.input(&media) };
         let output = self.model.forward(&mut self.device, &input).unwrap();
         let first = self.rows(output.logits);
-        // With a recurrent state the step cannot be repeated: it may end where it began.
+        // With a recurrent state the step cannot be repeated: it may write the slot that it reads.
         if self.shape.state.is_some() {
             return first;
         }
@@ -307,7 +307,8 @@ impl Rig {
         self.rows(output.logits)
     }
 
-    /// One step layer by layer, with another before each: the logits of every row of the first, and those of the others.
+    /// Runs one step layer by layer, with another step before each layer. Returns the logits of every row of the first step, and those of
+    /// the others.
     pub fn by_layers(&mut self, parts: &[Part], between: &[Part]) -> (Vec<Vec<f32>>, Vec<Vec<Vec<f32>>>) {
         let [step, other] = [parts, between].map(|parts| Step::new(parts, self.shape.state.is_some()));
         let [media, others] = [media(parts), media(between)];
@@ -325,14 +326,14 @@ impl Rig {
         }
     }
 
-    /// One step, its output left in the workspace.
+    /// Runs one step and leaves its output in the workspace.
     pub fn forward(&mut self, parts: &[Part]) -> Output {
         let step = Step::new(parts, self.shape.state.is_some());
         self.device.begin_step();
         self.model.forward(&mut self.device, &step.input(&media(parts))).unwrap()
     }
 
-    /// What an encoder makes of images, or of audio clips.
+    /// Returns the encoder's output for images or audio clips.
     pub fn encode(&mut self, sense: EncoderKind, grids: &[Grid], patches: &[f32]) -> Vec<Vec<f32>> {
         self.device.begin_step();
         let encoder = self.model.encoder(sense).expect("an encoder");
@@ -340,7 +341,7 @@ impl Rig {
         self.rows(output)
     }
 
-    /// Every item alone, all of them, and all of them in another order: the same bits, which come back for each item.
+    /// Encodes every item alone, all together, and all in another order. Asserts equal bits and returns each item's output.
     pub fn encode_in_company(&mut self, sense: EncoderKind, items: &[(Grid, &[f32])]) -> Vec<Vec<Vec<f32>>> {
         let alone: Vec<_> = items.iter().map(|(grid, values)| self.encode(sense, &[*grid], values)).collect();
         let forward: Vec<usize> = (0..items.len()).collect();
@@ -357,7 +358,7 @@ impl Rig {
         alone
     }
 
-    /// The most bytes of workspace that were in use, scratch included.
+    /// Returns the most bytes of workspace that were in use, scratch included.
     pub fn workspace_peak(&mut self) -> usize {
         self.device.memory().workspace_peak()
     }
@@ -369,7 +370,7 @@ impl Rig {
         drafter.draft(&mut self.device, hidden, rows, &step.input(&media(parts))).unwrap()
     }
 
-    /// A matrix of the workspace.
+    /// Returns the rows of a matrix in the workspace.
     pub fn rows(&mut self, x: Buf) -> Vec<Vec<f32>> {
         (0..x.rows).map(|row| self.device.row_mut(x, row).to_vec()).collect()
     }

@@ -1,4 +1,4 @@
-//! An audio clip to hear; the engine's tests play it too.
+//! An audio clip for tests; the engine's tests use it too.
 
 /// The audio clip that `tools/fixturelib/omni.py` makes by the same formula.
 pub fn played(seed: i64, samples: usize) -> Vec<f32> {

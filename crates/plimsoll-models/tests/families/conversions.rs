@@ -1,5 +1,5 @@
-//! Checkpoints of models that see, as converters leave them: without their encoder, under other names, with convolutions turned; and
-//! the plan from a configuration alone.
+//! Checkpoints of vision models after a conversion: without their encoder, under other names, with transposed convolutions. Also the plan
+//! from a configuration alone.
 
 use std::path::{Path, PathBuf};
 
@@ -9,7 +9,7 @@ use plimsoll_formats::Checkpoint;
 use plimsoll_models::{EncoderKind, Grid};
 use serde_json::{Map, Value, json};
 
-/// A directory that goes away with the test.
+/// A directory that is removed when the value is dropped.
 struct Folder(PathBuf);
 
 impl Drop for Folder {
@@ -56,7 +56,7 @@ fn converted(model: &str, what: &str, change: impl Fn(Tensor) -> Vec<Tensor>) ->
     to
 }
 
-/// Channels last, as MLX has the weights of a convolution.
+/// Moves the channels of a convolution's weights last, as MLX stores them.
 fn turned(tensor: Tensor) -> Tensor {
     let (out, channels, points) = (tensor.shape[0], tensor.shape[1], tensor.shape[2..].iter().product::<usize>());
     let value = |o: usize, c: usize, p: usize| &tensor.data[2 * ((o * channels + c) * points + p)..][..2];
@@ -158,7 +158,8 @@ fn an_encoder_under_other_names_with_its_convolution_turned_is_the_same() {
     assert_eq!(text(&mut rig), text(&mut own));
 }
 
-/// Stacked experts of Qwen3-VL-MoE, published with inputs first, as `width` wide ones; with `turned`, outputs first.
+/// Returns stacked experts of Qwen3-VL-MoE with `width` wide experts. They are published with inputs first; with `turned`, outputs come
+/// first.
 fn experts(tensor: Tensor, width: usize, turned: bool) -> Tensor {
     let [experts, rows, columns] = tensor.shape[..] else { return tensor };
     // The fixture's experts are 24 wide: narrower ones are cut, wider ones repeat.
@@ -180,7 +181,7 @@ fn experts(tensor: Tensor, width: usize, turned: bool) -> Tensor {
     Tensor { data, shape: vec![experts, outer, inner], ..tensor }
 }
 
-/// transformers 5.24 and later save them so. At a width of 16, `gate_up_proj` is square, at 32 `down_proj`.
+/// transformers 5.24 and later save experts with outputs first. At a width of 16, `gate_up_proj` is square, at 32 `down_proj`.
 #[test]
 fn experts_with_outputs_first_are_those_with_inputs_first() {
     let model = "vl-qwen3-moe";
@@ -200,11 +201,11 @@ fn experts_with_outputs_first_are_those_with_inputs_first() {
     for width in [24, 16, 32] {
         assert_eq!(of("saved", width, |_| true), of("published", width, |_| false), "{width}");
     }
-    // Each tensor by its own shape, where it has one.
+    // The order of each tensor is told by its shape, if the shape is not square.
     assert_eq!(of("mixed", 24, |name| name.ends_with("down_proj")), of("published", 24, |_| false));
 }
 
-/// The weights of a checkpoint or a configuration, as declared.
+/// Returns the declared weights of a checkpoint or a configuration.
 fn table(path: &Path) -> WeightTable {
     let checkpoint = Checkpoint::open(path).unwrap();
     let mut declare = Declare::new(&checkpoint, DtypePolicy::Auto);
@@ -212,11 +213,11 @@ fn table(path: &Path) -> WeightTable {
     declare.finish()
 }
 
-/// `norm_type` of an encoder of InternVL is about its layers: in transformers what follows the last is `nn.LayerNorm` in any case.
+/// `norm_type` of InternVL's encoder concerns its layers. In transformers the norm after the last layer is `nn.LayerNorm` in any case.
 #[test]
 fn the_norm_behind_the_last_layer_subtracts_the_mean_whatever_those_of_the_layers_do() {
     let model = "vl-intern-rms";
-    // A norm with a weight of nothing gives its bias, and of that the projector makes the same of every row.
+    // A norm with a weight of 0 returns its bias, of which the projector makes the same row for every input.
     let rows = |what: &str, bias: fn(usize) -> u16| {
         let norm = |leaf: &str, value: &dyn Fn(usize) -> u16| {
             let data = (0..24).flat_map(|i| value(i).to_le_bytes()).collect();
@@ -233,7 +234,7 @@ fn the_norm_behind_the_last_layer_subtracts_the_mean_whatever_those_of_the_layer
         let grid = Grid { frames: 1, height: 4, width: 4 };
         Rig::at(&path.0, false, DtypePolicy::F32).encode(EncoderKind::Vision, &[grid], &patches)
     };
-    // One in the first half, then in the second.
+    // The bias is 1 in the first half, then in the second.
     let (first, second) =
         (rows("first", |i| 0x3f80 * u16::from(i < 12)), rows("second", |i| 0x3f80 * u16::from(i >= 12)));
     assert_eq!(first.len(), 4);

@@ -1,5 +1,5 @@
-//! The checkpoints of known acceptance do what `tools/fixturelib/known.py` says: the model's choice is the permutation, the head's
-//! is too, but after the tokens listed as wrong.
+//! The checkpoints with known acceptance behave as `tools/fixturelib/known.py` says. The model's choice is the permutation, and so is the
+//! draft head's, except after the tokens listed as wrong.
 
 use crate::common::{Part, Rig, argmax, ids, reference};
 

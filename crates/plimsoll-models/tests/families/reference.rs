@@ -1,5 +1,5 @@
-//! Mixtures of experts and hybrids on the device against transformers: every position's log-probability, in one pass, in chunks of
-//! every kind, row by row, and beside another sequence; the states between the chunks in slots. Chunking changes no bit.
+//! Mixtures of experts and hybrids on the device against transformers: every position's log-probability. Runs are in one pass, in chunks of
+//! every kind, row by row, and beside another sequence. Between chunks the states are in slots. Chunking changes no bit.
 
 use crate::common::{Part, Rig, argmax, ids, logprob, reference};
 use plimsoll_device::DtypePolicy;
@@ -11,7 +11,7 @@ const TOLERANCE: f64 = 2e-3;
 /// Ways to cut a sequence, as the lengths of pieces that are repeated.
 const CUTS: [&[usize]; 4] = [&[64], &[1, 7, 16, 33], &[3, 61, 2], &[15, 1, 1]];
 
-/// Runs `tokens` in pieces of these lengths, the state going from slot to slot: the logits of every position.
+/// Runs `tokens` in pieces of these lengths, with the state in alternating slots. Returns the logits of every position.
 fn in_pieces(rig: &mut Rig, tokens: &[u32], lengths: &[usize]) -> Vec<Vec<f32>> {
     let (mut logits, mut start, mut slot) = (Vec::new(), 0, None);
     for (i, length) in lengths.iter().cycle().enumerate() {
@@ -19,7 +19,7 @@ fn in_pieces(rig: &mut Rig, tokens: &[u32], lengths: &[usize]) -> Vec<Vec<f32>> 
         if start == end {
             break;
         }
-        // Slots in turn, and now and then the same again.
+        // The slot changes, and at times stays the same.
         let next = (i as u32 * 2 / 3) % 3;
         logits.extend(rig.step(&[Part::new(&tokens[start..end], start, slot, next)]));
         (start, slot) = (end, Some(next));
@@ -99,7 +99,7 @@ fn check_as_stored(model: &str, tolerance: f64) {
     assert!(worst <= tolerance, "{model}: off by {worst}");
 }
 
-/// A state is left after every row of a step and any of them can be gone on from: what verifying drafts needs.
+/// Any row of a step can leave its state in a slot to continue from: verification of drafts needs this.
 fn check_slots(model: &str) {
     let mut rig = Rig::new(model, false);
     let prompt = ids(&reference(model)["prompts"][4]["ids"]);
@@ -270,7 +270,7 @@ fn stored_as_small_floats_in_gguf() {
     check_as_stored("gguf-gpt-oss-mxfp4", 1e-2);
 }
 
-/// Matrices that are quantized along what becomes their outputs are kept as floats.
+/// Matrices that are quantized along their later output dimension are kept as floats.
 #[test]
 fn latent_attention_as_stored() {
     for model in ["mlx-deepseek-v2-lite-4bit", "gguf-glm4.7-flash-q8_0"] {

@@ -1,4 +1,4 @@
-//! From a configuration alone: the memory that the largest published hybrid needs, and what is refused before anything is loaded.
+//! Plans from a configuration alone: the memory that the largest published hybrid needs, and refusals before anything is loaded.
 
 use std::path::Path;
 use std::time::Instant;

@@ -9,7 +9,7 @@ use crate::common::{Part, Rig, checkpoint};
 const MODELS: [&str; 6] =
     ["qwen4-exp", "gemma4-e2b", "gguf-gemma4-e2b-q8_0", "mlx-gemma4-e2b-4bit", "gguf-llama-q4_0", "llama-f16"];
 
-/// A prompt in two chunks, and the tokens of another sequence beside the second.
+/// Runs a prompt in two chunks, with the tokens of another sequence beside the second.
 fn run(rig: &mut Rig) -> Vec<Vec<u32>> {
     let tokens: Vec<u32> = (0..230u32).map(|i| 5 + i * i % 97 % 31 + i % 3 * 40).collect();
     let (first, second) = tokens.split_at(150);
@@ -38,7 +38,7 @@ fn tables_in_files_give_the_same_bits_with_any_cache() {
     }
 }
 
-/// Rounding to bf16 would change the values of float tables: these are loaded.
+/// Rounding to bf16 would change the values of float tables, so these are loaded into memory.
 #[test]
 fn tables_that_are_rounded_stay_in_memory() {
     for (model, tables) in [("llama-f16", 0), ("gemma4-e2b", 1), ("qwen4-exp", 3)] {
@@ -64,7 +64,7 @@ fn only_tables_that_are_looked_up_stay_in_files() {
     assert_eq!(rows("qwen4-exp", TablePlace::Auto), [(416, 16), (480, 16)]);
     assert_eq!(rows("qwen4-exp", TablePlace::File).len(), 3);
     assert_eq!(rows("qwen4-exp", TablePlace::Memory), []);
-    // The embedding is the head, too: it stays in memory.
+    // The embedding is also the head: it stays in memory.
     assert_eq!(rows("gemma4-e2b", TablePlace::File), [(384, 2 * 192)]);
     assert_eq!(rows("gemma4-e2b", TablePlace::Auto), []);
     assert_eq!(rows("llama-tied", TablePlace::File), []);

@@ -14,7 +14,7 @@ use serde_json::Value;
 const LOGPROB_TOLERANCE: f64 = 2e-3;
 /// Largest difference allowed between a number of an encoder's output and its reference, as a share of the row's largest.
 const TOWER_TOLERANCE: f64 = 1e-4;
-/// Every so many values of the patches stand in the reference.
+/// The reference has every 131st value of the patches.
 const PATCH_STEP: usize = 131;
 
 /// A case of a reference: its items' grids, whether each is a video, and their patches.
@@ -45,7 +45,7 @@ impl Case {
         Self { grids: grids.collect(), videos, patches, ids: ids(&case["ids"]) }
     }
 
-    /// What the encoder makes of each item, all of them together.
+    /// Returns the encoder's output for each item; all items are one batch.
     fn encode(&self, rig: &mut Rig) -> Vec<Vec<f32>> {
         rig.encode(EncoderKind::Vision, &self.grids, &self.patches.concat())
     }
@@ -54,15 +54,15 @@ impl Case {
         self.ids.get(token).is_some_and(|id| [config.tokens.image, config.tokens.video].contains(id))
     }
 
-    /// The position after the last that a token sees, where an image's see each other.
+    /// Returns the position after the last that a token sees, if an image's tokens see each other.
     fn end(&self, config: &Config, token: usize) -> u32 {
         let behind = (token..).find(|at| !self.is_media(config, *at)).unwrap();
         behind.max(token + 1) as u32
     }
 }
 
-/// The patches of an image, or of a video's frames, as the fixture's processor makes them, those of pieces that are encoded one by one
-/// apart. A GGUF model has no processor's files: it is a form of the model that has.
+/// Returns the patches of an image or of a video's frames, as the fixture's processor makes them. Pieces that are encoded one by one are
+/// separate. A GGUF model has no processor's files: it uses those of the original model.
 fn processed(model: &str, shots: Vec<Rgb>, video: bool) -> Vec<Vec<f32>> {
     let text = |name: &str| std::fs::read_to_string(folder(&model.replace("vl-gguf-", "vl-")).join(name)).ok();
     let files = ["preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"].map(text);
@@ -150,7 +150,7 @@ fn numbers(value: &Value) -> Vec<f64> {
     value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap()).collect()
 }
 
-/// The prompt's place and media rows; `tokens` follow it.
+/// Returns a prompt with its places and media rows, and `tokens` after it.
 fn part(case: &Case, config: &Config, rows: &[Vec<f32>], places: &[[f32; 3]], next: f32, tokens: &[u32]) -> Part {
     let all = [case.ids.as_slice(), tokens].concat();
     let mut part = Part::new(&all, 0, None, 0);
@@ -160,7 +160,7 @@ fn part(case: &Case, config: &Config, rows: &[Vec<f32>], places: &[[f32; 3]], ne
     }
     let mut rows = rows.iter();
     for token in (0..case.ids.len()).filter(|token| case.is_media(config, *token)) {
-        // Row by row: an item may come in any pieces.
+        // One block for each row: an item may be given in any pieces.
         part.media.push((token, rows.next().expect("a row for every placeholder").clone()));
     }
     if matches!(config.encoder, VisionKind::Siglip | VisionKind::Gemma4(Gemma4 { sees_ahead: true, .. })) {
@@ -196,7 +196,7 @@ fn check_encoder(model: &str, rows: &[Vec<f32>], value: &Value) -> f64 {
     worst
 }
 
-/// The places of a prompt's tokens, and the first after it.
+/// Checks the places of a prompt's tokens. Returns them and the first place after the prompt.
 fn check_places(rig: &Rig, model: &str, case: &Case, value: &Value) -> (Vec<[f32; 3]>, f32) {
     let (config, mut places) = (config(model), vec![[0.0; 3]; case.ids.len()]);
     let seconds = value["seconds"].as_f64().unwrap() as f32;
@@ -245,13 +245,13 @@ fn check(model: &str) {
     println!("{model}: encoder off by {encoder:.1e} of a row's largest, log-probabilities by {answers:.1e}");
 }
 
-/// The same prompt in chunks that cut through images, beside another sequence without any: the same bits.
+/// The same prompt in chunks that cut through images, beside a sequence without images: the same bits.
 fn in_chunks(rig: &mut Rig, model: &str, whole: &Part, logits: &[Vec<f32>]) {
     let mut start = 0;
     for length in [5, 9, 1, 14, 7].into_iter().cycle() {
         let mut end = (start + length).min(whole.tokens.len());
         if let Some(seen) = whole.ends.get(end - 1) {
-            // An image is not cut where its tokens see each other.
+            // An image whose tokens see each other is not cut.
             end = *seen as usize;
         }
         if start == end {
@@ -301,7 +301,7 @@ fn check_head(model: &str) {
     }
 }
 
-/// Every item alone, all of them, and all of them in another order: the same bits.
+/// Encodes every item alone, all together, and all in another order: the same bits.
 fn check_company(model: &str) {
     let mut rig = Rig::new(model, false);
     let all: Vec<Case> = cases(model).iter().map(|value| Case::new(model, value)).collect();
@@ -311,7 +311,7 @@ fn check_company(model: &str) {
     assert!(tokens >= 20, "{model}: {tokens}");
 }
 
-/// The workspace of an encoder's step, as the planner has it.
+/// Returns the planned workspace of an encoder's step.
 fn planned(
     vision: &dyn Vision,
     table: &plimsoll_device::WeightTable,
@@ -323,7 +323,7 @@ fn planned(
     plan.high_water()
 }
 
-/// The plan is what is taken, to the byte; and images together take no more than the sum of what each takes.
+/// The planned workspace is used to the byte, and images together take no more than their sum.
 fn check_plan(model: &str) {
     let checkpoint = checkpoint(model);
     let mut declare = Declare::new(&checkpoint, DtypePolicy::F32);

@@ -1,4 +1,4 @@
-//! Reasoning and tool calls in what models write, in every format.
+//! Reasoning and tool calls in models' replies, in every format.
 
 mod formats;
 mod written;

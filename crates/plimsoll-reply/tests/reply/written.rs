@@ -1,4 +1,4 @@
-//! Answers that as a whole are calls in plain JSON, and those that only look like it.
+//! Answers that as a whole are calls in plain JSON, and answers that only look like calls.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ fn spec(format: ToolFormat) -> Spec {
     Spec { reasoning: Some(reasoning), tools: Some((format, tools)), written_calls: true, ..Spec::default() }
 }
 
-/// Content, and calls as `name(arguments)`.
+/// Returns the content, and the calls as `name(arguments)`.
 fn parts(events: &[Event]) -> (String, Vec<String>) {
     let (mut content, mut calls) = (String::new(), Vec::<String>::new());
     for event in events {
@@ -30,7 +30,7 @@ fn parts(events: &[Event]) -> (String, Vec<String>) {
     (content, calls)
 }
 
-/// The events of a reply, pushed whole and character by character.
+/// Returns the parts of a reply, pushed whole and character by character.
 fn read(spec: &Spec, text: &str) -> (String, Vec<String>) {
     let (mut whole, mut single) = (Vec::new(), Vec::new());
     let mut parser = ReplyParser::new(spec);
@@ -148,7 +148,7 @@ fn a_call_in_the_models_own_format_follows_what_was_held() {
     assert_eq!(read(&spec(ToolFormat::Hermes), text), (content, vec!["weather({})".into()]));
 }
 
-/// The events of a reply that a stop string ends, and whether it cut a call.
+/// Returns the parts of a reply that a stop string ends, and whether it cut a call.
 fn stopped(format: ToolFormat, text: &str) -> (String, Vec<String>, bool) {
     let read = |pace: usize| {
         let spec = Spec { whole_calls: true, ..spec(format) };
@@ -218,7 +218,7 @@ fn a_call_too_long_to_be_held_goes_out_as_it_comes() {
 }
 
 proptest! {
-    /// Nothing is lost, whatever comes.
+    /// No text is lost, whatever the reply.
     #[test]
     fn an_answer_is_content_or_calls(text in r#"[ \n]{0,2}(```(json)?\n?)?\[?(\{"name": ?"(web|weather|we|x)", "(arguments|parameters|a)": \{("q": 1)?\}\}(, )?){0,2}\]?(\n```)?[ \n]?x?"#) {
         let (content, calls) = read(&spec(ToolFormat::Hermes), &text);

@@ -105,7 +105,7 @@ fn each_keyword_allows_what_it_says_and_nothing_else() {
     }
 }
 
-/// The official suite, if it lies beside the checkout: it is not part of this repository.
+/// The official suite, if it is beside the checkout: it is not part of this repository.
 #[test]
 fn no_invalid_instance_of_the_official_suite_is_accepted_by_an_exact_grammar() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/json-schema/suite-2020-12.json");

@@ -1,4 +1,4 @@
-//! API keys, rate limits and origins: which requests are let in, the errors of the others, and the headers of answers.
+//! API keys, rate limits and origins: admitted requests, errors of refused requests, and headers of answers.
 
 use plimsoll_engine::Request;
 use plimsoll_engine::testing::{Step, letters, limits};
@@ -13,7 +13,7 @@ fn keyed(rates: RateLimits) -> ServerConfig {
     ServerConfig { api_keys: ApiKeys::new(KEYS.map(String::from)).unwrap(), rates, ..config() }
 }
 
-/// A request with more in its head.
+/// Sends a request with additional header lines.
 fn ask(server: &Server, method: &str, path: &str, head: &[&str], body: &Value) -> Answer {
     let body = if body.is_null() { String::new() } else { body.to_string() };
     let head: String = head.iter().map(|line| format!("{line}\r\n")).collect();
@@ -55,7 +55,7 @@ fn without_a_key_nothing_but_the_probes_and_the_page_opens() {
     }
     eventually("healthy", || server.get("/health").status == 200);
     server.get("/ready").ok();
-    // The page is the same everywhere and shows nothing without a key.
+    // The page needs no key and shows nothing without one.
     assert!(server.get("/").ok_text().contains("key-dialog"));
     server.get("/page/app.js").ok_text();
     for head in ["authorization: Bearer first-secret", "Authorization: bearer second-secret", "x-api-key: first-secret"]
@@ -108,7 +108,7 @@ fn each_key_has_its_own_minute() {
     let wait: u64 = refused.header("retry-after").unwrap().parse().unwrap();
     assert!((15..=20).contains(&wait), "{wait}");
     assert_eq!(refused.header("x-ratelimit-remaining-requests"), Some("0"));
-    // Looking is free, and the others are not concerned.
+    // Reading is free, and other keys are not affected.
     ask(&server, "GET", "/v1/models", &[first], &Value::Null).ok();
     ask(&server, "POST", "/v1/completions", &[second], &prompt).ok();
     eventually("the engine is idle", || server.engine.reserved() == (0, 0));
@@ -130,7 +130,7 @@ fn tokens_of_prompts_and_answers_are_charged_as_they_come() {
     assert_eq!(answer.header("x-ratelimit-limit-tokens"), Some("100"));
     let left: u32 = answer.header("x-ratelimit-remaining-tokens").unwrap().parse().unwrap();
     assert!((70..=72).contains(&left), "30 of 100 were used: {left}");
-    // A stream is charged, too; it may run into debt and is not cut.
+    // A stream is charged too; it may exceed the rate and is not cut.
     let stream = server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 300, "stream": true}));
     assert!(stream.events().len() > 2);
     let error = server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 1})).error(429);
@@ -151,7 +151,7 @@ fn browsers_are_told_whose_scripts_may_read() {
         ];
         ask(&server, "OPTIONS", "/v1/chat/completions", &head, &Value::Null)
     };
-    // Browsers ask without a key.
+    // A browser's preflight has no key.
     let allowed = preflight("http://localhost:3000");
     assert_eq!((allowed.status, allowed.header("access-control-allow-origin")), (204, Some("http://localhost:3000")));
     assert_eq!(allowed.header("access-control-allow-headers"), Some("authorization, content-type"));
@@ -169,7 +169,7 @@ fn browsers_are_told_whose_scripts_may_read() {
     assert_eq!((answer.status, answer.header("access-control-allow-origin")), (401, Some("https://chat.example")));
     let answer = ask(&server, "GET", "/v1/models", &["origin: https://evil.example", head[1]], &Value::Null);
     assert!(answer.header("access-control-allow-origin").is_none());
-    // Without origins nothing is said.
+    // Without allowed origins the answer has no such headers.
     let plain = Server::start(letters);
     let answer = ask(&plain, "GET", "/v1/models", &head[..1], &Value::Null);
     assert!(answer.header("access-control-allow-origin").is_none() && answer.header("vary").is_none());
@@ -191,7 +191,7 @@ fn pages_of_other_origins_cancel_nothing() {
     assert_eq!(cancel(""), 404);
 }
 
-/// A name that points at the loopback address since the page was loaded: to the browser that is its own server.
+/// A page of a name that now resolves to the loopback address: for the browser this server has the page's origin.
 #[test]
 fn pages_of_rebound_names_get_nothing() {
     let get = |server: &Server, path: &str, host: &str| {
@@ -211,7 +211,7 @@ fn pages_of_rebound_names_get_nothing() {
     let named = Server::with(named, limits(), letters);
     assert_eq!(get(&named, "/v1/models", "models.lan:8000").status, 200);
     assert_eq!(get(&named, "/v1/models", "other.lan").status, 421);
-    // Keys do the same.
+    // Keys protect against this too.
     let keyed = Server::with(keyed(RateLimits::default()), limits(), letters);
     assert_eq!(get(&keyed, "/v1/models", "other.lan").status, 401);
 }

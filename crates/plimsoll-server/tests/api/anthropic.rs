@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::common::{self, Answer, Server, config, post};
 
-/// Shows all that a conversation can hold, and thinks if it is not told otherwise.
+/// A template that writes every part of a conversation, and opens reasoning unless it is switched off.
 const ALL: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}[{{ m.role }}]{{ m.content }}\
 {% if m.reasoning_content %}<r>{{ m.reasoning_content }}</r>{% endif %}\
 {% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{{ c.function.arguments | tojson }}</tool_call>{% endfor %}\n\
@@ -48,7 +48,7 @@ fn prompt_text(server: &Server) -> String {
     String::from_utf8(ids.iter().filter_map(|id| u8::try_from(*id).ok()).collect()).unwrap()
 }
 
-/// The error of an answer with this status, which must have Anthropic's shape.
+/// Returns the error of an answer with this status and asserts Anthropic's shape.
 fn error(answer: &Answer, status: u16) -> Value {
     assert_eq!(answer.status, status, "{}", answer.body);
     let body = answer.json();
@@ -59,7 +59,7 @@ fn error(answer: &Answer, status: u16) -> Value {
     body["error"].clone()
 }
 
-/// The events of a stream. Each event's name must be its type.
+/// Returns the events of a stream. Each event's name must be its type.
 fn events(answer: &Answer) -> Vec<Value> {
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert!(answer.header("content-type").unwrap().starts_with("text/event-stream"));
@@ -73,7 +73,7 @@ fn events(answer: &Answer) -> Vec<Value> {
     answer.body.split("\n\n").filter(|block| !block.is_empty()).map(event).collect()
 }
 
-/// A stream put together as Anthropic's client does it, every rule of its order checked.
+/// Returns a stream's message, assembled as Anthropic's client does; asserts every rule of the events' order.
 fn streamed(server: &Server, more: &Value) -> Value {
     let mut body = ask(more);
     body["stream"] = true.into();
@@ -132,7 +132,7 @@ fn whole(server: &Server, more: &Value) -> Value {
     without_ids(server.post("/v1/messages", &ask(more)).ok())
 }
 
-/// Ids differ from answer to answer; their form does not.
+/// Removes ids, which differ from answer to answer, after a check of their format.
 fn without_ids(mut message: Value) -> Value {
     let id = message["id"].take();
     assert!(id.as_str().unwrap().starts_with("msg_"), "{id}");
@@ -196,7 +196,7 @@ fn every_block_reaches_the_template() {
     let request = server.last_request();
     assert_eq!((request.stop, request.max_tokens, request.sampling.top_k), (vec!["END".to_owned()], 300, 5));
     assert!((request.sampling.temperature - 0.5).abs() < 1e-6 && (request.sampling.top_p - 0.9).abs() < 1e-6);
-    // What is counted is what is computed.
+    // The counted prompt is the computed prompt.
     let mut counted = body;
     for field in ["max_tokens", "metadata", "service_tier", "stop_sequences", "temperature", "top_p", "top_k"] {
         counted.as_object_mut().unwrap().remove(field);
@@ -207,7 +207,7 @@ fn every_block_reaches_the_template() {
     server.assert_idle();
 }
 
-/// What is called prefill: the answer begins with it, and the message has the rest.
+/// Prefill: the answer begins with the assistant's last turn, and the message has the rest.
 #[test]
 fn the_assistants_last_turn_is_gone_on_with() {
     let server = says(ALL, " is blue.", 4, FinishReason::Stop, None);
@@ -244,7 +244,7 @@ fn calls_come_as_blocks_in_their_order() {
         assert!(!prompt_text(&server).contains("weather"));
         server.assert_idle();
     }
-    // A call that is cut: its arguments are no object, and nothing of them is lost.
+    // A call that is cut: its arguments are no object, and their text is kept.
     let cut = "<tool_call>{\"name\": \"weather\", \"arguments\": {\"ci";
     let server = says(HERMES, cut, 3, FinishReason::Length, None);
     let message = whole(&server, &json!({"tools": tools()}));
@@ -286,7 +286,7 @@ fn every_reason_to_stop() {
         assert_eq!((&message["stop_reason"], message["stop_sequence"].as_str()), (&json!(reason), stop));
         assert_eq!(streamed(&server, &json!({})), message);
     }
-    // More is asked for than the context has left: it is filled, and the reason says so.
+    // The request asks for more tokens than the context has left. The answer fills the context, and the stop reason says this.
     let server = Server::start(letters);
     let message = server.post("/v1/messages", &ask(&json!({"max_tokens": 4000}))).ok();
     assert_eq!(message["stop_reason"], "model_context_window_exceeded");
@@ -406,10 +406,10 @@ fn errors_of_every_layer_have_anthropics_shape() {
     assert_eq!(error(&{ large }.answer(), 413)["type"], "request_too_large");
     error(&with(&format!("x-request-id: {}", "x".repeat(200))), 400);
     assert_eq!(with("x-request-id: mine").header("request-id"), Some("mine"));
-    // Anthropic's client goes on without a thread where it is told so in these words.
+    // Anthropic's client continues without a thread if the error has these words.
     let threads = error(&server.post("/v1/messages", &ask(&json!({"thread": {"type": "create"}}))), 400);
     assert_eq!(threads["details"]["error_code"], "thread_unsupported_request");
-    // Other routes keep theirs.
+    // Other routes keep their error shape.
     server.get("/v1/nothing").error(404);
     // Full, failed and shut down.
     let server = Server::start(|_| Box::new(std::iter::empty::<Step>()));
@@ -437,7 +437,7 @@ fn a_stream_always_ends() {
     assert_eq!((&last["type"], &last["error"]["type"]), (&json!("error"), &json!("api_error")));
     assert!(last["error"]["message"].as_str().unwrap().contains("layer 3"));
     server.assert_idle();
-    // Quiet streams carry pings, and shutting down is an error event.
+    // Quiet streams carry pings, and a shutdown is an error event.
     let times = plimsoll_server::ServerConfig { keep_alive: Duration::from_millis(50), ..config() };
     let server = Server::with(times, limits(), |_| Box::new(std::iter::empty::<Step>()));
     let mut client = server.send(post("/v1/messages", &ask(&json!({"stream": true})).to_string()));

@@ -46,7 +46,7 @@ fn messages_go_through_the_template() {
 #[test]
 fn parts_options_and_tools_reach_the_template() {
     let server = Server::start(letters);
-    // Marks that gateways put into messages for Anthropic's cache say nothing here.
+    // Cache marks that gateways add to messages for Anthropic have no effect here.
     let mark = json!({"type": "ephemeral"});
     let parts = json!([{"type": "text", "text": "one"}, {"type": "text", "text": "two", "cache_control": mark}]);
     let tool = json!({"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}});
@@ -72,7 +72,7 @@ fn parts_options_and_tools_reach_the_template() {
         "chat_template_kwargs": {"mood": "gay"}});
     server.post("/v1/chat/completions", &plain).ok();
     assert_eq!(prompt_text(&server), text, "a mark changes nothing, wherever it stands");
-    // Without a choice of tools the model does not see them.
+    // With `tool_choice: none` the model does not see the tools.
     let mut body = body;
     body["tool_choice"] = "none".into();
     server.post("/v1/chat/completions", &body).ok();
@@ -107,7 +107,7 @@ fn an_answer_that_has_begun_is_continued() {
         let error = ask(last, more).error(400);
         assert!(error["message"].as_str().unwrap().contains(says), "{error}");
     }
-    // A template may hide it.
+    // A template may hide the message to be continued.
     let server = Server::over("{{ messages[0].content }}", config(), limits(), letters);
     let messages = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "a"}]);
     let error = server.post("/v1/chat/completions", &json!({"messages": messages, "continue_final_message": true}));

@@ -176,7 +176,7 @@ fn an_echo_repeats_the_prompt_with_its_log_probabilities() {
     assert_eq!(answer["choices"][0]["logprobs"]["token_logprobs"], json!([null, -0.5]));
     assert_eq!(answer["usage"]["completion_tokens"], 0);
 
-    // An echo alone costs no report.
+    // An echo alone has no log-probabilities.
     let answer = server.post("/v1/completions", &json!({"prompt": "abc", "echo": true, "max_tokens": 0})).ok();
     assert_eq!(answer["choices"][0]["text"], "abc");
     assert_eq!(answer["choices"][0]["logprobs"], Value::Null);

@@ -1,4 +1,4 @@
-//! Embeddings as Ollama's and Cohere's clients ask for them, and scores where older clients do.
+//! Embeddings in the shapes of Ollama's and Cohere's clients, and scores on the routes of older clients.
 
 use plimsoll_engine::testing::{Script, Step, letters, limits};
 use plimsoll_engine::{Limits, Request};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::common::{Server, config};
 
-/// Two numbers: how many tokens there are, and 1.
+/// A scripted embedding of two numbers: the number of tokens, and 1.
 fn counts(request: &Request) -> Script {
     Box::new([Step::Pooled(vec![request.prompt.len() as f32, 1.0])].into_iter())
 }
@@ -15,7 +15,7 @@ fn server() -> Server {
     Server::with(config(), Limits { encoder: true, embedding_size: 2, ..limits() }, counts)
 }
 
-/// What a text of so many tokens becomes, at length 1.
+/// Returns the embedding of a text of `tokens` tokens, normalised to length 1.
 fn unit(tokens: f64) -> [f64; 2] {
     let length = (tokens * tokens + 1.0).sqrt();
     [tokens / length, 1.0 / length]

@@ -1,4 +1,4 @@
-//! Embeddings, reranking and scores over a scripted engine: shapes, limits that name themselves, order, and clients that go.
+//! Embeddings, reranking and scores over a scripted engine: shapes, limits named in errors, order, and clients that disconnect.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicBool;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::common::{self, PATIENCE, Server, config, eventually, post};
 
-/// An embedding that depends on the ids alone: how often each of eight residues occurs.
+/// A scripted embedding that depends only on the ids: how often each of eight residues occurs.
 fn counts(request: &Request) -> Script {
     let mut values = vec![0.0; 8];
     request.prompt.iter().for_each(|id| values[(id % 8) as usize] += 1.0);
@@ -53,7 +53,7 @@ fn an_encoder_is_listed_with_what_it_makes() {
 #[test]
 fn the_four_inputs_in_order_with_usage() {
     let server = server();
-    // "ab" is the bytes 97 and 98, so 1 and 2 of eight.
+    // "ab" is the bytes 97 and 98, so residues 1 and 2 of eight.
     let ab = unit(vec![0.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
     let one = server.post("/v1/embeddings", &json!({"model": "tiny", "input": "ab"})).json();
     assert_eq!((&one["object"], &one["model"], &one["data"][0]["index"]), (&json!("list"), &json!("tiny"), &json!(0)));
@@ -129,7 +129,7 @@ fn what_cannot_be_is_refused_and_says_why() {
         let body = json!({"prompt": "a", "messages": [{"role": "user", "content": "a"}]});
         refused(&server, path, &body, &["makes embeddings only", "/v1/embeddings"]);
     }
-    // A model that writes text makes embeddings when it is told how.
+    // A generating model makes embeddings if `--pooling` says how.
     let plain = Server::start(counts);
     refused(&plain, "/v1/embeddings", &json!({"input": "a"}), &["--pooling"]);
     let labels = Limits { labels: 1, ..encoder() };
@@ -157,7 +157,7 @@ fn documents_in_the_order_of_their_nearness() {
     }
     let results = answer["results"].as_array().unwrap();
     let order: Vec<u64> = results.iter().map(|result| result["index"].as_u64().unwrap()).collect();
-    // Of equal ones the earlier first.
+    // Of equal scores the earlier document comes first.
     assert_eq!(order, [2, 4, 3, 1, 0]);
     let scores: Vec<f64> = results.iter().map(|result| result["relevance_score"].as_f64().unwrap()).collect();
     near(&scores, &[1.0, 1.0, 2.0 / 5f64.sqrt(), 0.5f64.sqrt(), 0.0]);
@@ -185,7 +185,7 @@ fn scores_one_to_many_and_one_to_one() {
     near(&scores(json!({"text_1": "a", "text_2": "ab"})), &[0.5f64.sqrt()]);
 }
 
-/// More inputs than the engine has places: they go through in turn, also when others hold places.
+/// More inputs than the engine has places: they are computed in turn, also when other requests hold places.
 #[test]
 fn more_inputs_than_places() {
     let slow = |request: &Request| -> Script {
@@ -217,7 +217,7 @@ fn more_inputs_than_places() {
     server.assert_idle();
 }
 
-/// A request that has begun is not refused when other requests take every place that it frees.
+/// A request whose first input was admitted is not refused when other requests take every place that it frees.
 #[test]
 fn inputs_wait_for_a_place_that_others_take_again_and_again() {
     let slow = |request: &Request| -> Script {
@@ -237,7 +237,7 @@ fn inputs_wait_for_a_place_that_others_take_again_and_again() {
         }
         let mut many = vec![0; 3];
         for status in &mut many {
-            // Its first input may find no place, and says so.
+            // The first input may find no place; the answer is then a 429.
             *status = 429;
             let deadline = Instant::now() + PATIENCE;
             while *status == 429 && Instant::now() < deadline {

@@ -1,4 +1,4 @@
-//! Clients that mean harm: too much, too slow, too deep, too many. The server answers, closes, and is idle afterwards.
+//! Hostile clients: too much, too slow, too deep, too many. The server answers, closes, and is idle afterwards.
 
 use std::io::{Read, Write};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ fn an_announced_hundred_megabytes_are_refused_unread() {
     assert_eq!(error["code"], "request_too_large");
     assert!(error["message"].as_str().unwrap().contains("1048576 bytes"), "{error}");
     assert_eq!(answer.header("connection"), Some("close"));
-    // A client that goes on sending is not cut off before it can read the answer, and costs nothing.
+    // A client that continues to send is not cut off before it can read the answer, and costs no memory.
     let mut client = server.send(head);
     let junk = vec![b'x'; 1 << 20];
     for sent in 0..20 {
@@ -47,7 +47,7 @@ fn an_unannounced_flood_is_refused_while_it_is_read() {
 
 #[test]
 fn bytes_in_flight_are_bounded_over_all_clients() {
-    // Room for three bodies of 64 KiB, each with up to an eighth of room to grow and another 64 KiB on their way, and not for a fourth.
+    // Room for three bodies of 64 KiB, not for a fourth. Each may grow by an eighth and has another 64 KiB in buffers.
     let tight = ServerConfig { max_body_bytes: 64 << 10, max_bytes_in_flight: 430 << 10, ..config() };
     let server = Server::with(tight, limits(), letters);
     let begun = || {
@@ -123,12 +123,12 @@ fn slow_heads_and_slow_bodies_are_closed() {
         std::thread::sleep(Duration::from_millis(100));
     }
     assert!(client.is_closed());
-    // A connection that says nothing at all, and one that says nothing more.
+    // A connection that sends nothing, and one that sends nothing after its first request.
     assert!(server.connect().is_closed());
     let mut client = server.send("GET /version HTTP/1.1\r\nhost: localhost\r\n\r\n");
     client.answer().ok();
     assert!(client.is_closed());
-    // A body that stops, and one that drips.
+    // A body that stops, and one that arrives byte by byte.
     let text = post("/v1/completions", &json!({"prompt": "x"}).to_string());
     server.send(&text[..text.len() - 3]).answer().error(408);
     let mut client = server.send(&text[..text.len() - 12]);
@@ -183,7 +183,7 @@ fn malformed_input_is_answered_and_leaves_nothing() {
         client.write(&body);
         client.answer().error(400);
     }
-    // What is not HTTP at all.
+    // Bytes that are not HTTP.
     for bytes in [&b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"[..], b"\0\0\0\0\r\n\r\n"] {
         let mut client = server.send(bytes);
         let mut rest = Vec::new();
@@ -214,7 +214,7 @@ fn one_connection_too_many_is_told_so() {
         assert!(words.contains("4 connections") && words.contains("--max-connections"), "{words}");
     };
     let ask = |path: &str| server.send(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).answer();
-    // A full server is a healthy one, and says how full it is; one request a connection.
+    // A full server is healthy and reports how full it is; each connection gets one request.
     for path in ["/health", "/ready", "/metrics", "/v1/status", "/v1/memory"] {
         let answer = ask(path);
         assert_eq!((answer.status, answer.header("connection")), (200, Some("close")), "{path}");
@@ -225,7 +225,7 @@ fn one_connection_too_many_is_told_so() {
     let mut more: Vec<_> = (0..12).map(|_| server.connect()).collect();
     let told = more.iter_mut().filter_map(|client| client.comes("HTTP/1.1 503").then_some(())).count();
     assert!(told >= 8, "{told} of 12");
-    // One that is turned away while it is still sending may not see the answer.
+    // A client that is refused while it is still sending may not see the answer.
     let good = |path: &str| {
         let mut client = server.connect();
         let _ = client.stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes());
@@ -273,7 +273,7 @@ fn health_answers_while_large_prompts_arrive() {
         times.sort();
         let p99 = times[times.len() * 99 / 100];
         let prompt = busy.into_iter().map(|thread| thread.join().unwrap()).min().unwrap();
-        // A tenth of a second, or little of what a prompt takes where the machine is slow.
+        // The bound is a tenth of a second, or a quarter of a prompt's time on a slow machine.
         let bound = Duration::from_millis(100).max(prompt / 4);
         assert!(p99 < bound, "p99 {p99:?} over {} probes, a prompt {prompt:?}", times.len());
     });
@@ -288,7 +288,7 @@ fn a_thousand_bad_clients_leave_the_server_as_it_was() {
         server.send(&text).answer().events().iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect();
     let before = server.get("/v1/memory").json();
     for i in 0..1000 {
-        // Each leaves at another place: in the head, in the body, during the answer.
+        // Each client disconnects at another point: in the head, in the body, during the answer.
         let mut client = server.connect();
         let cut = (i * 7) % (text.len() + 1);
         let _ = client.stream.write_all(&text.as_bytes()[..cut]);
@@ -296,7 +296,7 @@ fn a_thousand_bad_clients_leave_the_server_as_it_was() {
     server.assert_idle();
     server.alone();
     let fds = |page: &serde_json::Value| page["process"]["fds"].as_i64().unwrap();
-    // The tests beside this one have descriptors, too; they end.
+    // Tests in the same process have descriptors too; these are closed when the tests end.
     eventually("no descriptors are left over", || fds(&server.get("/v1/memory").json()) <= fds(&before) + 8);
     let text_of = |events: Vec<serde_json::Value>| -> String {
         events.iter().filter_map(|e| e["choices"][0]["text"].as_str()).collect()

@@ -20,7 +20,7 @@ fn runtime() -> Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// A client, and the task that runs its connection.
+/// Connects a client and returns it with the task that runs its connection.
 async fn connect(server: &Server) -> (SendRequest<Bytes>, tokio::task::JoinHandle<Result<(), h2::Error>>) {
     connect_with(server, &Builder::new()).await
 }
@@ -46,7 +46,7 @@ fn send(client: &mut SendRequest<Bytes>, path: &str, body: &Value) -> ResponseFu
     answer
 }
 
-/// The next piece of a body; none at its end.
+/// Returns the next piece of a body; None at its end.
 async fn piece(body: &mut RecvStream) -> Option<Result<Bytes, h2::Error>> {
     let piece = body.data().await?;
     if let Ok(bytes) = &piece {
@@ -97,7 +97,7 @@ fn answers_are_those_of_http_1_and_requests_share_a_connection() {
         let (status, text) = whole(answer).await;
         assert!(status == 200 && text.len() > 64 << 10, "{status} {}", text.len());
         assert_eq!(text, server.get("/openapi.json").ok_text());
-        // Another name, as a page with a rebound name would use it.
+        // Another host name, as a page with a rebound name would use it.
         let foreign = axum::http::Request::builder().uri("http://evil.example/health").body(()).unwrap();
         let (answer, _) = client.send_request(foreign, true).unwrap();
         assert_eq!(whole(answer).await.0, 421);
@@ -126,7 +126,7 @@ fn resetting_a_stream_ends_its_request_only() {
         piece(&mut second).await.unwrap().unwrap();
         assert_eq!(server.aborted(), 1);
     });
-    // The client is gone with its runtime, and so is the second request.
+    // The client has ended with its runtime, and so has the second request.
     server.assert_idle();
     assert_eq!(server.aborted(), 2);
 }
@@ -139,7 +139,7 @@ fn requests_on_a_connection_are_limited_and_count_as_connections() {
         let stream = TcpStream::connect(server.address).await.unwrap();
         let (mut client, mut connection) = handshake(stream).await.unwrap();
         let answers: Vec<_> = (0..5).map(|_| Box::pin(whole(send(&mut client, "/v1/completions", &body)))).collect();
-        // Any of them may be the one that finds no place.
+        // Any of the requests may be the one that finds no place.
         let ((status, text), _, others) = tokio::select! {
             first = select_all(answers) => first,
             ended = &mut connection => panic!("{ended:?}"),
@@ -149,7 +149,7 @@ fn requests_on_a_connection_are_limited_and_count_as_connections() {
         drop((client, others));
     });
     server.assert_idle();
-    // A second one finds no place, and is told so.
+    // A second connection finds no place, and gets an error.
     let server = Server::with(ServerConfig { max_connections: 3, ..config() }, limits(), letters);
     let mut crowded = server.send(PREFACE);
     assert_eq!(frames(&mut crowded).last().unwrap(), &(7, vec![0, 0, 0, 0, 0, 0, 0, 0xb]), "ENHANCE_YOUR_CALM");
@@ -166,7 +166,7 @@ fn clients_that_take_nothing_lose_their_stream_or_their_connection() {
         runtime().block_on(async {
             let (mut client, running) = connect_with(&server, Builder::new().initial_window_size(window)).await;
             let answer = send(&mut client, "/v1/completions", &body).await.unwrap();
-            // The stream is reset; its connection goes on.
+            // The stream is reset; its connection continues.
             let mut stream = answer.into_body();
             let ended = loop {
                 match stream.data().await {
@@ -176,10 +176,10 @@ fn clients_that_take_nothing_lose_their_stream_or_their_connection() {
             };
             assert!(matches!(&ended, Some(Err(error)) if error.is_reset()), "{ended:?}");
             assert!(!running.is_finished());
-            // An answer that is complete and not taken ends the connection.
+            // A complete answer that is not read ends the connection.
             let (answer, _) = client.send_request(request("GET", "/metrics"), true).unwrap();
             let _kept = answer.await.unwrap();
-            // With or without an error, as the client sees it.
+            // The client sees an error or none.
             let _ = running.await.unwrap();
         });
         eventually("the request has ended", || server.aborted() == before + 1);
@@ -210,13 +210,13 @@ fn a_slow_reader_that_goes_on_reading_keeps_its_stream() {
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-/// POST, http, `localhost`, `/v1/completions`.
+/// The header block of a POST to `/v1/completions` on `localhost`.
 fn head() -> Vec<u8> {
     let literal = |name: u8, value: &str| [&[name, value.len() as u8][..], value.as_bytes()].concat();
     [&[0x83, 0x86][..], &literal(1, "localhost"), &literal(4, "/v1/completions")].concat()
 }
 
-/// The frames until the server closes: kind and payload.
+/// Returns the frames until the server closes: kind and payload.
 fn frames(client: &mut Client) -> Vec<(u8, Vec<u8>)> {
     let mut bytes = Vec::new();
     let _ = std::io::Read::read_to_end(&mut client.stream, &mut bytes);
@@ -229,7 +229,7 @@ fn frames(client: &mut Client) -> Vec<(u8, Vec<u8>)> {
     all
 }
 
-/// Writes until the server closes, or all is sent.
+/// Sends `pieces` until the server closes or all are sent.
 fn flood(server: &Server, pieces: impl Iterator<Item = Vec<u8>>) -> Client {
     let mut client = server.send(PREFACE);
     for piece in pieces {
@@ -253,13 +253,13 @@ fn floods_of_continuations_resets_and_heads_end_their_connection_alone() {
     // Rapid reset: many requests, each reset at once.
     let pairs = many(20_000).map(|id| [frame(1, 4, id, &head()), frame(3, 0, id, &[0, 0, 0, 8])].concat());
     assert_ends(flood(&server, pairs));
-    // More requests at once than are allowed: those beyond are refused (kind 3, REFUSED_STREAM), the connection goes on.
+    // More requests at once than allowed: the excess requests are refused (kind 3, REFUSED_STREAM), the connection continues.
     let mut client = flood(&server, many(40).map(|id| frame(1, 4, id, &head())));
     client.stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
     let refused = frames(&mut client).into_iter().filter(|(kind, why)| *kind == 3 && why == &[0, 0, 0, 7]).count();
     assert_eq!(refused, 8);
     drop(client);
-    // A head that is too large gets its own answer.
+    // A head that is too large is answered with an error.
     runtime().block_on(async {
         let (mut client, _running) = connect(&server).await;
         let mut large = request("GET", "/health");
@@ -273,7 +273,7 @@ fn floods_of_continuations_resets_and_heads_end_their_connection_alone() {
     assert_eq!(server.get("/health").status, 200);
 }
 
-/// The server has closed the connection, after telling why if the client was there to hear it.
+/// Asserts that the server has closed the connection, after an error if the client still read.
 fn assert_ends(mut client: Client) {
     client.stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
     let mut rest = Vec::new();

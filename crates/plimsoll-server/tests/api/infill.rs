@@ -1,4 +1,4 @@
-//! Gaps between two texts: `/infill`, and `suffix` at `/v1/completions` and `/api/generate`.
+//! Text between two given texts: `/infill`, and `suffix` at `/v1/completions` and `/api/generate`.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use serde_json::{Value, json};
 
 use crate::common::{Server, TEMPLATE, config, post, served, tokenizer_with};
 
-/// The tokens of [`filling`].
+/// The infill tokens of the model of [`filling`].
 const PREFIX: u32 = 258;
 const SUFFIX: u32 = 259;
 const MIDDLE: u32 = 260;
 
-/// A server with a model that fills gaps. Its special tokens from 261 on are `more`.
+/// A server with an infill model. Its special tokens from 261 on are `more`.
 pub fn filling(more: &[&str], script: impl FnMut(&Request) -> Script + Send + 'static) -> Server {
     let own = ["<|im_start|>", "<|im_end|>", "<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"];
     let specials = [&own, more].concat();
@@ -118,7 +118,7 @@ fn a_model_without_the_tokens_says_so() {
     }
     let answer = server.post("/api/generate", &json!({"prompt": "a", "suffix": "b"}));
     assert!(answer.status == 400 && answer.json()["error"].as_str().unwrap().contains("fill-in-the-middle"));
-    // An empty one asks for nothing.
+    // An empty suffix requests no infill.
     server.post("/v1/completions", &json!({"prompt": "a", "suffix": "", "max_tokens": 2})).ok();
     assert_eq!(server.last_request().prompt, bytes("a"));
 }

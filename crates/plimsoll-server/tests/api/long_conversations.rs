@@ -1,4 +1,4 @@
-//! Conversations that are longer than the context: the oldest turns are left out where a client allows it.
+//! Conversations longer than the context: the oldest turns are left out if a client allows it.
 
 use plimsoll_engine::testing::{Script, Step, limits};
 use plimsoll_engine::{FinishReason, Request};
@@ -36,7 +36,7 @@ fn prompt(server: &Server) -> String {
     server.post("/detokenize", &json!({"tokens": ids})).json()["prompt"].as_str().expect("a text").to_owned()
 }
 
-/// How many of the first turns are missing. Checks that all others are there, in order.
+/// Returns how many of the first turns are missing. Asserts that all others are there, in order.
 fn missing(prompt: &str, turns: usize) -> usize {
     assert!(prompt.starts_with("[system]be brief[user]"), "{prompt}");
     assert!(prompt.ends_with("[user]the last"), "{prompt}");

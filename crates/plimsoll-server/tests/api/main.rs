@@ -1,7 +1,7 @@
-//! The server over a scripted engine, by HTTP: every API, what it refuses, and clients that misbehave.
+//! The server over a scripted engine, by HTTP: every API, refused requests, and clients that misbehave.
 //!
-//! One test binary, so that the workspace links it once. What counts the heap or injects faults is the process's, and has one of
-//! its own beside this.
+//! One test binary, so that the workspace links it once. Tests that count the heap or inject faults affect the whole process, so they are
+//! separate binaries.
 
 mod access;
 mod anthropic;

@@ -1,5 +1,5 @@
-//! OpenAI's request schemas, and Anthropic's, field by field: each field works (the engine is asked for something else, or the answer differs), is
-//! refused by name, or is one of the few that by their meaning change nothing. Nothing is accepted and ignored.
+//! OpenAI's request schemas, and Anthropic's, field by field. Each field works (the engine's request or the answer differs), is refused by
+//! name, or is one of the few that by their meaning change nothing. Nothing is accepted and ignored.
 
 use std::sync::atomic::Ordering;
 
@@ -9,19 +9,19 @@ use serde_json::{Value, json};
 
 use crate::common::{Answer, Server, config};
 
-/// What becomes of a field.
+/// The effect of a field.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Fate {
-    /// It changes what the engine is asked for or what is answered.
+    /// The field changes the engine's request or the answer.
     Works,
-    /// It states what holds already, or identifies the end user: it changes nothing.
+    /// The field states what holds already, or identifies the end user: it changes nothing.
     Nothing,
-    /// 400 that names it.
+    /// The answer is a 400 that names the field.
     Refused,
 }
 use Fate::{Nothing, Refused, Works};
 
-/// What the engine was asked for and what was answered, without what differs from one request to the next.
+/// Returns the engine's request and the answer, without the parts that differ from one request to the next.
 fn effect(server: &Server, path: &str, body: &Value) -> (Answer, String) {
     let before = server.observed.requests.lock().unwrap().len();
     let forms = || server.observed.constrained.load(Ordering::Acquire);
@@ -30,7 +30,7 @@ fn effect(server: &Server, path: &str, body: &Value) -> (Answer, String) {
     let mut asked: Vec<_> = server.observed.requests.lock().unwrap()[before..].to_vec();
     for request in &mut asked {
         request.received = None;
-        // Drawn where none was given.
+        // The seed is drawn if the request has none.
         if body["seed"].is_null() {
             request.sampling.seed = 0;
         }
@@ -47,7 +47,7 @@ fn effect(server: &Server, path: &str, body: &Value) -> (Answer, String) {
     (answer, effect)
 }
 
-/// Takes ids and times away, wherever they are.
+/// Removes ids and times, wherever they are.
 fn strip(answer: &mut Value) {
     match answer {
         Value::Object(object) => {
@@ -74,7 +74,7 @@ fn walk_on(server: &Server, path: &str, base: &Value, fields: &[(&str, Value, Fa
     for (name, value, fate) in fields {
         let mut body = base.clone();
         body[*name] = value.clone();
-        // What makes sense only beside something else.
+        // Some fields need another field.
         match *name {
             "stream_options" => body["stream"] = json!(true),
             "top_logprobs" if path == "/v1/responses" => body["include"] = json!(["message.output_text.logprobs"]),
@@ -104,7 +104,7 @@ fn walk_on(server: &Server, path: &str, base: &Value, fields: &[(&str, Value, Fa
     assert!(names(&server.post(path, &body), path, "no_such_field"));
 }
 
-/// Whether a refusal names a field: as `param`, or in words where the API has no other place.
+/// Whether an error names a field: as `param`, or in its message if the API has no `param`.
 fn names(answer: &Answer, path: &str, name: &str) -> bool {
     assert_eq!(answer.status, 400, "{}", answer.body);
     if path == "/v1/messages" {
@@ -244,7 +244,7 @@ fn responses() {
             ("input", json!([{"role": "user", "content": "y"}]), Works),
             ("model", json!("tiny"), Nothing),
             ("access_programs", json!({"cyber": "standard"}), Refused),
-            // What `true` does goes on after the answer: `responses/background.rs`.
+            // With `true` the response continues after the answer: `responses/background.rs`.
             ("background", json!(false), Nothing),
             ("background", json!("yes"), Refused),
             ("client_metadata", json!({"a": "b"}), Nothing),

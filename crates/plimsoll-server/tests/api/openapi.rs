@@ -1,5 +1,4 @@
-//! The OpenAPI document and the server say the same: every field it lists is taken, what it does not list is refused, and every
-//! answer fits its schema.
+//! The OpenAPI document and the server agree: every listed field is accepted, other fields are refused, and every answer fits its schema.
 
 use plimsoll_engine::Limits;
 use plimsoll_engine::testing::{Step, letters, limits};
@@ -8,7 +7,7 @@ use serde_json::{Map, Value, json};
 use crate::common::{Answer, Server, config, eventually, post};
 use crate::infill::filling;
 
-/// Why `value` does not fit `schema`; of JSON Schema what the document uses.
+/// Returns why `value` does not fit `schema`; it knows the part of JSON Schema that the document uses.
 fn misfit(document: &Value, schema: &Value, value: &Value, at: &str) -> Option<String> {
     if let Some(reference) = schema["$ref"].as_str() {
         let target = document.pointer(reference.strip_prefix('#').unwrap()).unwrap_or_else(|| panic!("{reference}"));
@@ -59,7 +58,7 @@ fn misfit(document: &Value, schema: &Value, value: &Value, at: &str) -> Option<S
     })
 }
 
-/// Two servers of which one says letters and the other makes embeddings.
+/// Two servers: one generates letters, the other makes embeddings.
 struct Pair {
     letters: Server,
     pooled: Server,
@@ -72,7 +71,7 @@ impl Pair {
         Self { letters: filling(&[], letters), pooled }
     }
 
-    /// The one that a route is for.
+    /// Returns the server that a route is for.
     fn of(&self, path: &str) -> &Server {
         let pooled = ["/v1/embeddings", "/v2/embed", "/api/embed", "/api/embeddings"];
         if pooled.contains(&path) || path.ends_with("/score") || path.ends_with("/rerank") {
@@ -87,7 +86,7 @@ impl Pair {
     }
 }
 
-/// The document of this server.
+/// Returns the OpenAPI document of this server.
 fn document(server: &Server) -> Value {
     server.get("/openapi.json").ok()
 }
@@ -98,14 +97,14 @@ fn answered(document: &Value, path: &str, method: &str, answer: &Answer) -> Opti
     misfit(document, &response["content"]["application/json"]["schema"], &answer.json(), path)
 }
 
-/// The routes that take a body, with its schema.
+/// Returns the routes that take a body, with its schema.
 fn bodies(document: &Value) -> Vec<(String, Value)> {
     let paths = document["paths"].as_object().unwrap();
     let body = |path: &Value| path["post"]["requestBody"]["content"]["application/json"]["schema"].clone();
     paths.iter().map(|(path, item)| (path.clone(), body(item))).filter(|(_, schema)| !schema.is_null()).collect()
 }
 
-/// Whether a route's events have names, and no common terminator.
+/// Whether a route's events have names and no common terminator.
 fn named_events(path: &str) -> bool {
     path.starts_with("/v1/messages") || path.starts_with("/v1/responses")
 }
@@ -115,7 +114,7 @@ fn takes_either(path: &str) -> bool {
     ["/tokenize", "/v1/cache/save"].contains(&path)
 }
 
-/// The least that a route takes.
+/// Returns the smallest body that a route takes.
 fn least(path: &str, schema: &Value) -> Value {
     let mut body = json!({});
     for name in schema["required"].as_array().unwrap() {
@@ -145,7 +144,7 @@ fn every_field_of_the_document_is_taken_and_every_answer_fits() {
                 if takes_either(&path) && name != "prompt" {
                     body["messages"] = schema["properties"]["messages"]["examples"][0].clone();
                 }
-                // Without a limit an infill fills the context.
+                // An infill without a token limit fills the context.
                 if path == "/infill"
                     && !["max_completion_tokens", "max_tokens", "n_predict", "num_predict"].contains(&name.as_str())
                 {
@@ -263,13 +262,13 @@ fn every_other_route_answers_as_it_says() {
                 assert!(answer.header("content-type").unwrap().starts_with("text/plain"));
                 continue;
             }
-            // What a scripted engine does not have.
+            // A scripted engine does not have these.
             let missing = concrete.contains("nobody") || ["/v1/kv_events", "/api/delete"].contains(&path.as_str());
             assert!(answer.status == 200 || missing, "{path}: {}", answer.body);
             assert_eq!(answered(&document, path, method, &answer), None);
         }
     }
-    // A row of the status page, too.
+    // The status page fits its schema too.
     let status = server.get("/v1/status");
     assert_eq!(answered(&document, "/v1/status", "get", &status), None);
 }
@@ -291,7 +290,7 @@ fn the_validator_sees_what_is_wrong() {
     assert!(misfit(&document, &schema, &more, "usage").unwrap().contains("colour"));
 }
 
-/// Nothing is served that the document does not know, but the page at `/`, and `/v1` with a slash behind it.
+/// Every served route is in the document, except the page at `/`, and `/v1` with a slash behind it.
 #[test]
 fn every_route_is_in_the_document() {
     let document = document(&Server::start(letters));
@@ -306,8 +305,8 @@ fn every_route_is_in_the_document() {
     assert!(missing.is_empty(), "{missing:?}");
 }
 
-/// The bounds of a numeric field are those of the server: what lies just outside is refused by its name, and the least and the most
-/// are taken.
+/// The document's bounds of numeric fields are those of the server. Values just outside are refused with the field's name, the smallest and
+/// largest values are accepted.
 #[test]
 fn bounds_of_the_document_are_those_of_the_server() {
     let servers = Pair::start();
@@ -324,7 +323,7 @@ fn bounds_of_the_document_are_those_of_the_server() {
                 (bound("maximum"), 1.0, false),
                 (bound("exclusiveMinimum"), 0.0, false),
                 (bound("minimum"), 0.0, true),
-                // The largest number of its type is a bound of the type: less is allowed by what there is.
+                // The largest number of its type is only a bound of the type: the server's own limit is lower.
                 (bound("maximum").filter(|most| *most < f64::from(u32::MAX)), 0.0, true),
             ];
             for (bound, by, taken) in tries {
@@ -335,7 +334,7 @@ fn bounds_of_the_document_are_those_of_the_server() {
                 match name.as_str() {
                     "n" => body["max_tokens"] = json!(1),
                     "best_of" => body["n"] = value.clone(),
-                    // Nothing is generated only where the prompt is told.
+                    // A limit of no tokens is accepted only if the prompt is echoed.
                     "max_tokens" if path == "/v1/completions" => body["echo"] = json!(true),
                     "max_completion_tokens" => {
                         drop(body.as_object_mut().unwrap().remove("max_tokens"));

@@ -1,4 +1,4 @@
-//! What operators look at and do: running requests, their end on demand, the cache.
+//! Operators' routes: running requests, their cancellation, the cache.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ fn rows(server: &Server) -> Vec<Value> {
     server.get("/v1/status").ok()["requests"].as_array().unwrap().clone()
 }
 
-/// The id in the first event of a stream.
+/// Returns the id in the first event of a stream.
 fn stream_id(client: &mut Client) -> String {
     client.until("\"id\":\"");
     client.until("\"").trim_end_matches('"').to_owned()
@@ -92,7 +92,7 @@ fn a_stream_is_cancelled_by_the_id_in_its_answer_and_ends_with_its_terminator() 
     }
 }
 
-/// The rest of a chunked body, from the middle of a chunk on.
+/// Reads the rest of a chunked body, from the middle of a chunk.
 fn chunked_rest(client: &mut Client) -> Vec<u8> {
     client.until("\r\n");
     client.chunks()
@@ -123,7 +123,7 @@ fn whole_answers_are_cancelled_by_the_id_in_the_head() {
     server.assert_idle();
 }
 
-/// A client that does not read does not keep its request alive once it was cancelled.
+/// A request is cancelled even if its client does not read.
 #[test]
 fn a_client_that_does_not_read_is_cancelled_all_the_same() {
     let mut roomy = limits();
@@ -133,12 +133,12 @@ fn a_client_that_does_not_read_is_cancelled_all_the_same() {
     let body = json!({"prompt": "x", "max_tokens": 100_000, "stream": true});
     let mut client = server.send(with_id("/v1/completions", "slow", &body));
     client.until("data: ");
-    // Long enough for every buffer on the way to fill.
+    // The wait is long enough for every buffer in between to fill.
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(server.aborted(), 0);
     assert_eq!(delete(&server, "/v1/requests/slow").ok()["cancelled"], 1);
     eventually("the engine has let go", || server.aborted() == 1);
-    // A client that reads on gets the end of the stream.
+    // A client that continues to read gets the end of the stream.
     let rest = client.until("data: [DONE]\n\n");
     assert!(rest.contains("request_cancelled"));
     server.assert_idle();
@@ -164,7 +164,7 @@ fn cache_is_shown_and_cleared() {
     }
     let cleared = delete(&server, "/v1/cache").ok();
     assert_eq!((&cleared["object"], &cleared["after"]["pages"]), (&json!("cache.cleared"), &json!(0)));
-    // An engine that takes no step does not answer; one that has ended is said to.
+    // An engine that has ended is reported as such.
     server.engine.stop();
     eventually("it has ended", || server.engine.stopped());
     delete(&server, "/v1/cache").error(503);
@@ -187,7 +187,7 @@ fn gateways_learn_what_is_served_and_how_much_there_is_to_do() {
     assert_eq!((&idle["dp_rank_count"], &idle["aggregate"]["total_reqs"]), (&json!(1), &json!(0)));
     assert_eq!(idle["loads"][0]["token_usage"], json!(0.0));
     assert_eq!(server.get("/get_load").json()[0]["num_reqs"], json!(0));
-    // What gateways write beside a client's fields is taken as long as it asks for nothing.
+    // Fields that gateways add to a client's fields are accepted if they request nothing.
     let beside = json!({"prompt": "a", "max_tokens": 1, "no_stop_trim": false, "return_hidden_states": false});
     server.post("/v1/completions", &beside).ok();
     let asking = json!({"prompt": "a", "max_tokens": 1, "return_hidden_states": true});

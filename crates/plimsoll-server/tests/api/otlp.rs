@@ -1,4 +1,4 @@
-//! OpenTelemetry traces: spans of requests at a collector that takes them, refuses them, hangs or is not there.
+//! OpenTelemetry traces: spans of requests at a collector that accepts them, refuses them, hangs or is missing.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,7 @@ fn server(url: &str, script: impl FnMut(&Request) -> Script + Send + 'static) ->
     Server::with(traced(url, &[]), limits(), script)
 }
 
-/// A prompt of 30 ms, then three tokens in 40 ms.
+/// A script with a prompt of 30 ms, then three tokens in 40 ms.
 fn measured(_: &Request) -> Script {
     let token = |text: &str| Step::Token(97, text.into());
     let wait = |ms| Step::Wait(Duration::from_millis(ms));
@@ -34,7 +34,7 @@ fn ask(server: &Server, path: &str, headers: &str, body: &serde_json::Value) -> 
     server.send(post(path, &body.to_string()).replacen("content-type", &format!("{headers}content-type"), 1))
 }
 
-/// The spans once there are so many.
+/// Waits until there are `count` spans and returns them.
 fn spans(collector: &Collector, count: usize) -> Vec<Span> {
     eventually("the spans are there", || collector.spans().len() >= count);
     let spans = collector.spans();
@@ -98,7 +98,7 @@ fn spans_nest_carry_the_genai_attributes_and_agree_with_the_request_log() {
     ids.sort_unstable();
     ids.dedup();
     assert_eq!(ids.len(), 5, "every span has an id of its own");
-    // The log says the same, to its tenth of a millisecond, and names the trace.
+    // The log has the same times, to a tenth of a millisecond, and names the trace.
     let line = lines(&id).pop().unwrap();
     let number = |name: &str| {
         let value = line.split(name).nth(1).unwrap().split([' ', ')']).next().unwrap();
@@ -199,7 +199,7 @@ fn a_collector_that_hangs_is_gone_or_refuses_delays_nothing_and_drops_are_counte
         (hung.url(), Some(&hung), 5, 3),
         (format!("http://{gone}"), None, 5, 3),
         (busy.url(), Some(&busy), 5, 3),
-        // Sending the same again would not help.
+        // Sending these spans again would not help.
         (wrong.url(), Some(&wrong), 5, 1),
         (partial.url(), Some(&partial), 2, 0),
     ];

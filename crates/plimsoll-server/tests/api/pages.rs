@@ -1,4 +1,4 @@
-//! The pages beside the API: models, health, metrics, memory, tokens.
+//! The routes beside the model APIs: models, health, metrics, memory, tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering;
@@ -24,7 +24,7 @@ fn models_are_listed_by_every_name() {
         "temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "source": "off"
     });
     assert_eq!(list["data"][0]["default_sampling"], sampling);
-    // What Anthropic's clients read of it.
+    // Fields of the list that Anthropic's clients read.
     assert_eq!(
         (&list["first_id"], &list["last_id"], &list["has_more"]),
         (&json!("tiny"), &json!("org/tiny-alias"), &json!(false))
@@ -80,7 +80,7 @@ fn health_follows_the_engines_progress() {
     assert_eq!(error["type"], "service_unavailable_error");
 }
 
-/// What `promtool check metrics` looks at, and OpenMetrics beside it.
+/// The rules of `promtool check metrics`, and those of OpenMetrics.
 #[test]
 fn metrics_keep_to_the_conventions_of_prometheus_in_both_formats() {
     let server = Server::start(letters);
@@ -205,7 +205,7 @@ fn the_base_of_the_api_answers_with_what_is_here() {
     assert!(std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(page).is_file(), "{page}");
 }
 
-/// What operators were promised, by name: dashboards depend on it.
+/// The names of metrics that dashboards depend on.
 #[test]
 fn every_promised_metric_is_there() {
     let server = Server::start(letters);
@@ -274,8 +274,8 @@ fn an_idle_server_costs_nothing() {
         };
         status.filter_map(count).sum()
     };
-    // A spinning thread takes a hundred ticks a second, a polling one wakes up a thousand times. Tests in the same
-    // process run servers, too: one quiet second is enough.
+    // A spinning thread takes a hundred ticks a second, a polling one wakes up a thousand times. Tests in the same process run servers too:
+    // one quiet second is enough.
     let second = |_| {
         let (worked, woken) = (ticks(), wakes());
         std::thread::sleep(Duration::from_secs(1));
@@ -285,7 +285,7 @@ fn an_idle_server_costs_nothing() {
     assert!(seconds.any(|(worked, woken)| worked <= 50 && woken <= 100), "no second was idle");
 }
 
-/// Edge case 43: looking at a full server takes nothing of it.
+/// Edge case 43: reading the status of a full server takes no place.
 #[test]
 fn health_and_memory_need_no_slot_of_a_full_engine() {
     let server = Server::start(|_| Box::new(std::iter::empty()));

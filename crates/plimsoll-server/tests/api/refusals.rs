@@ -1,4 +1,4 @@
-//! Nothing is accepted and ignored: what cannot be served is refused, with the field and the limit in the answer.
+//! Nothing is accepted and ignored: a request that cannot be served is refused, with the field and the limit in the answer.
 
 use plimsoll_engine::testing::{Step, letters, limits};
 use serde_json::{Value, json};
@@ -120,7 +120,7 @@ fn what_would_have_no_effect_is_refused() {
     assert!(server.observed.requests.lock().unwrap().is_empty());
 }
 
-/// The parameter that the refusal of a conversation with this `change` names.
+/// Returns the parameter that the refusal of a conversation with this `change` names.
 fn refused_chat(server: &Server, change: &Value) -> Value {
     let mut body = json!({"messages": [{"role": "user", "content": "x"}]});
     for (key, value) in change.as_object().unwrap() {
@@ -202,7 +202,7 @@ fn wrong_places_have_openais_shape_too() {
     server.send(typed(form)).answer().ok();
     server.send(typed("content-type: multipart/form-data\r\n")).answer().error(415);
     server.send(typed("content-type: application/xml\r\n")).answer().error(415);
-    // A page of a browser must name the type, so that the browser asks first.
+    // A browser's page must send the JSON type, so that the browser sends a preflight.
     server.send(typed("origin: http://elsewhere.example\r\n")).answer().error(415);
     server.send(typed(&format!("{form}sec-fetch-site: cross-site\r\n"))).answer().error(415);
     let zipped = post("/v1/completions", "{}").replace("\r\n\r\n", "\r\ncontent-encoding: gzip\r\n\r\n");
@@ -242,7 +242,7 @@ fn a_full_engine_says_when_to_come_back() {
     assert_eq!(answer.header("retry-after"), Some("1"));
     let error = answer.error(429);
     assert!(error["message"].as_str().unwrap().contains("all 16 places are taken (8 may run and 8 wait)"), "{error}");
-    // A group that fits only in part is refused as a whole, and what was begun of it is taken back.
+    // A group that fits only in part is refused as a whole, and its submitted requests are cancelled.
     drop(waiting);
     common::eventually("the places are free", || server.engine.reserved() == (0, 0));
     let _one = server.send(post("/v1/completions", &json!({"prompt": "x", "n": 8}).to_string()));
@@ -274,7 +274,7 @@ fn an_answer_that_could_not_be_held_is_refused_at_once() {
     assert!(server.observed.requests.lock().unwrap().is_empty());
 }
 
-/// What HTTP refuses before the engine is asked counts like what the engine refuses, and each once.
+/// Requests that HTTP refuses before the engine are counted like requests that the engine refuses, each once.
 #[test]
 fn invalid_requests_are_counted_in_every_layer() {
     let server = Server::start(letters);
@@ -301,7 +301,7 @@ fn invalid_requests_are_counted_in_every_layer() {
         assert_eq!(answer.status, status, "{}", answer.body);
         assert_eq!(refused(), n as u64 + 1, "{path} {}", answer.body);
     }
-    // Requests that are answered do not count, nor do requests that go to no model.
+    // Answered requests do not count, nor do requests for unknown models or routes.
     server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 1})).ok();
     server.get("/nowhere").error(404);
     server.get("/v1/models/other").error(404);

@@ -1,4 +1,4 @@
-//! The line of the log that a refused request has.
+//! The log line of a refused request.
 
 use std::fmt::{Debug, Write};
 use std::sync::{Mutex, Once};
@@ -15,7 +15,7 @@ pub const OURS: &str = "log-test-";
 
 static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-/// Keeps the lines of this file's requests, of whatever server in this process.
+/// A subscriber that keeps the lines of this file's requests, from any server in this process.
 struct Keeper;
 
 struct Line(String);
@@ -58,7 +58,7 @@ pub fn keep() {
     ONCE.call_once(|| tracing::subscriber::set_global_default(Keeper).unwrap());
 }
 
-/// The lines that name this id, when there is one.
+/// Waits for a line that names this id and returns all such lines.
 pub fn lines(id: &str) -> Vec<String> {
     let names = |line: &&String| line.split(' ').any(|word| word.trim_end_matches('"').ends_with(id));
     let of = || LINES.lock().unwrap().iter().filter(names).cloned().collect::<Vec<_>>();
@@ -110,7 +110,7 @@ fn a_refused_request_is_one_line_that_says_why_and_nothing_of_its_body() {
         assert!(parts.iter().all(|part| line.contains(part)), "{line}");
         assert!(!line.contains("secret"), "{line}");
     }
-    // One that is answered has the line it had, in numbers for people.
+    // An answered request has the usual line, in readable numbers.
     let (status, line) = asked("f", "/v1/completions", r#"{"prompt": "x", "max_tokens": 2}"#);
     assert_eq!(status, 200);
     let number =

@@ -1,4 +1,4 @@
-//! `/v1/responses`: items in, items out, whole and streamed, kept, gone on from, cancelled.
+//! `/v1/responses`: items in, items out, whole and streamed, stored, continued, cancelled.
 
 mod background;
 mod custom;
@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::common::{Answer, Server, config, eventually, post};
 
-/// Shows all that a conversation can hold, and thinks if it is not told otherwise.
+/// A template that writes every part of a conversation, and opens reasoning unless it is switched off.
 const ALL: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}[{{ m.role }}]{{ m.content }}\
 {% if m.reasoning_content %}<r>{{ m.reasoning_content }}</r>{% endif %}\
 {% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}{{ c.function.arguments | tojson }}</tool_call>{% endfor %}\
@@ -64,7 +64,7 @@ fn create(server: &Server, more: &Value) -> Value {
     server.post("/v1/responses", &ask(more)).ok()
 }
 
-/// The events of a stream: names are types, numbers count up.
+/// Returns the events of a stream; asserts that names are types and numbers count up.
 fn events(answer: &Answer) -> Vec<Value> {
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert!(answer.header("content-type").unwrap().starts_with("text/event-stream"));
@@ -79,7 +79,7 @@ fn events(answer: &Answer) -> Vec<Value> {
     blocks.enumerate().map(event).collect()
 }
 
-/// The object at a stream's end, after every event was checked against what it says.
+/// Returns the object at a stream's end after a check of every event against it.
 fn streamed(server: &Server, more: &Value) -> Value {
     let mut body = ask(more);
     body["stream"] = true.into();
@@ -126,7 +126,7 @@ fn streamed(server: &Server, more: &Value) -> Value {
     last["response"].clone()
 }
 
-/// A response without what differs from one to the next.
+/// Returns a response without the fields that differ from one response to the next.
 fn plain(mut response: Value) -> Value {
     assert!(response["id"].as_str().unwrap().starts_with("resp_"), "{response}");
     for key in ["id", "created_at", "completed_at"] {
@@ -171,7 +171,7 @@ fn a_response_has_openais_shape() {
     assert_eq!(plain(response), expected);
     assert_eq!(prompt_text(&server), "[system]Be kind.[user]Hi");
     assert_eq!(plain(streamed(&server, &more)), expected);
-    // What is not to be kept is not.
+    // A response with `store: false` is not stored.
     server.get(&format!("/v1/responses/{}", id.as_str().unwrap())).error(404);
     server.assert_idle();
 }
@@ -193,7 +193,7 @@ fn reasoning_text_and_calls_are_items_in_their_order() {
             assert_eq!(usage["output_tokens_details"]["reasoning_tokens"], "Hm.\nYes.".len());
         }
         assert_eq!(plain(streamed(&server, &json!({"tools": tools()}))), plain(response));
-        // No reasoning wanted: all is text.
+        // Without reasoning all is text.
         let off = json!({"reasoning": {"effort": "none"}});
         let response = create(&server, &off);
         assert_eq!(response["output"][0]["content"][0]["text"], SAID);
@@ -224,9 +224,9 @@ fn reasoning_text_and_calls_are_items_in_their_order() {
     let chat = json!({"messages": [{"role": "user", "content": "Hi"}], "tools": two, "tool_choice": choice});
     server.post("/v1/chat/completions", &chat).ok();
     assert!(prompt_text(&server).contains("time") && !prompt_text(&server).contains("weather"));
-    // What comes as text need not come encrypted.
+    // Encrypted reasoning may be requested, though reasoning is returned as text.
     create(&server, &json!({"include": ["reasoning.encrypted_content"]}));
-    // Cut: incomplete, and so is the item that was being written.
+    // A response that is cut is incomplete, and so is the item that was being written.
     let server = says(PLAIN, "abc", 1, FinishReason::Length);
     let response = create(&server, &json!({}));
     assert_eq!((&response["status"], &response["completed_at"]), (&json!("incomplete"), &Value::Null));
@@ -243,7 +243,7 @@ fn functions_in_a_namespace_are_called_by_both_names() {
     let namespace =
         |functions: Value| json!({"type": "namespace", "name": "mail", "description": "Mail", "tools": functions});
     let search = json!({"type": "web_search", "external_web_access": false});
-    // What an agent sends unasked is taken with it.
+    // Fields that an agent adds by itself are accepted.
     let agent = json!({"tools": [namespace(json!([function("send"), function("read")])), function("send"), search],
         "client_metadata": {"session": "1"}});
     let response = create(&server, &agent);
@@ -255,7 +255,7 @@ fn functions_in_a_namespace_are_called_by_both_names() {
     let prompt = prompt_text(&server);
     assert!(prompt.contains("mail.send") && prompt.contains("mail.read") && !prompt.contains("search"), "{prompt}");
     assert_eq!(plain(streamed(&server, &agent)), plain(response.clone()));
-    // Gone on from, by the server's copy and by the client's.
+    // The conversation continues from the server's copy and from the client's.
     let result =
         json!({"type": "function_call_output", "call_id": call["call_id"], "namespace": "mail", "output": "sent"});
     create(&server, &json!({"previous_response_id": response["id"], "input": [result]}));
@@ -338,7 +338,7 @@ fn the_tokens_of_an_input_are_counted() {
 #[test]
 fn what_was_cut_is_taken_back() {
     let server = Server::over(ALL, config(), limits(), letters);
-    // A call with arguments that are no JSON, and reasoning that no answer follows.
+    // A call with arguments that are no JSON, and reasoning without an answer.
     let call = json!({"type": "function_call", "call_id": "a", "name": "f", "arguments": "{\"city\": \"Par"});
     let result = json!({"type": "function_call_output", "call_id": "a", "output": "cut"});
     let reasoning =

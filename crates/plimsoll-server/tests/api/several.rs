@@ -25,10 +25,10 @@ struct Model {
     name: &'static str,
     bytes: u64,
     takes: Duration,
-    /// Its files come from elsewhere, which takes so long.
+    /// Duration of the download of its files.
     fetched: Duration,
     fails: bool,
-    /// It comes to no checkpoint.
+    /// The load never checks whether it is to be given up.
     deaf: bool,
     idle_after: Option<Duration>,
 }
@@ -37,14 +37,14 @@ fn model(name: &'static str, bytes: u64) -> Model {
     Model { name, bytes, takes: Duration::ZERO, fetched: Duration::ZERO, fails: false, deaf: false, idle_after: None }
 }
 
-/// Loads scripted engines and counts what they would take.
+/// A loader of scripted engines that counts the bytes they would take.
 struct Fake {
     models: Vec<Model>,
     engines: Mutex<Vec<(usize, EngineHandle, Arc<Observed>)>>,
     loads: AtomicU64,
     /// Loads that were given up.
     given_up: AtomicU64,
-    /// Fetches that were begun, and those that were given up.
+    /// Fetches that were started, and fetches that were given up.
     fetches: [AtomicU64; 2],
 }
 
@@ -58,7 +58,7 @@ impl Fake {
         self.sum(|observed| &observed.aborted)
     }
 
-    /// Requests that engines have at the moment.
+    /// Returns the requests that engines run at the moment.
     fn active(&self) -> u64 {
         self.sum(|observed| &observed.active)
     }
@@ -132,7 +132,7 @@ impl Loader for Fake {
     }
 }
 
-/// Letters; a prompt of one token with the id 1 goes on for two seconds.
+/// Generates letters; a prompt of one token with the id 1 takes two seconds.
 fn script(request: &Request) -> Script {
     if request.prompt != [1] {
         return letters(request);
@@ -173,7 +173,7 @@ fn states(server: &Server) -> Vec<String> {
     names.map(|model| format!("{} {}", model["id"].as_str().unwrap(), model["state"].as_str().unwrap())).collect()
 }
 
-/// The page of one model at `/v1/status` or `/v1/memory`.
+/// Returns one model's part of the page at `/v1/status` or `/v1/memory`.
 fn part(page: &Value, name: &str) -> Value {
     page["models"].as_array().unwrap().iter().find(|part| part["model"] == name).unwrap().clone()
 }
@@ -185,7 +185,7 @@ fn models_are_loaded_when_they_are_asked_for_by_any_of_their_names() {
     eventually("healthy without a model", || server.get("/health").status == 200 && server.get("/ready").status == 200);
     assert_eq!(ask(&server, "b-alias").ok()["model"], "b-alias");
     assert_eq!(states(&server), ["a unloaded", "b loaded"]);
-    // Where no name is given, and by the name of none in particular: the first.
+    // A request without a model, or for `default`, goes to the first model.
     assert_eq!(server.post("/v1/completions", &json!({"prompt": "x", "max_tokens": 2})).ok()["model"], "a");
     ask(&server, "default").ok();
     assert_eq!((fake.loads.load(Ordering::Acquire), fake.loaded()), (2, vec!["b", "a"]));
@@ -195,7 +195,7 @@ fn models_are_loaded_when_they_are_asked_for_by_any_of_their_names() {
     assert_eq!(server.get("/v1/models/c").status, 404);
     let one = server.get("/v1/models/b-alias").ok();
     assert_eq!((&one["root"], &one["max_model_len"]), (&json!("b"), &json!(512)));
-    // Every API finds its model, and what is wrong with a body is the handler's to say.
+    // Every API finds its model; the handler reports other errors of a body.
     let messages = json!([{"role": "user", "content": "x"}]);
     let said = server.post("/v1/messages", &json!({"model": "b", "max_tokens": 2, "messages": messages})).ok();
     assert_eq!(said["model"], "b");
@@ -332,7 +332,7 @@ fn idle_models_are_unloaded_and_come_back() {
     let (server, fake) = start(vec![idle, model("stays", 5)], config());
     ask(&server, "idle").ok();
     ask(&server, "stays").ok();
-    // Twenty pieces in two seconds: longer than it may be idle.
+    // Twenty pieces in two seconds: longer than the model may be idle.
     let body = json!({"model": "idle", "prompt": [1], "stream": true, "max_tokens": 100});
     let text = server.post("/v1/completions", &body);
     assert!(text.ok_text().ends_with("[DONE]\n\n"), "a model in use stays: {}", text.body);
@@ -346,19 +346,20 @@ fn idle_models_are_unloaded_and_come_back() {
 
 #[test]
 fn clients_that_go_leave_no_use_behind() {
-    // Idle for longer than an engine takes to notice, also on a busy machine: what it has not is ended by the unloading.
+    // Idle for longer than an engine takes to notice a disconnect, also on a busy machine. Unloading ends a request that the engine has not
+    // noticed.
     let slow =
         Model { takes: Duration::from_millis(700), idle_after: Some(Duration::from_secs(1)), ..model("slow", 5) };
     let (server, fake) = start(vec![slow], config());
     for stream in [false, true] {
-        // While it is loaded, and while it answers.
+        // The client disconnects while the model is loaded, and while it answers.
         let body = json!({"model": "slow", "prompt": [1], "max_tokens": 100, "stream": stream}).to_string();
         let client = server.send(post("/v1/completions", &body));
         eventually("it is being loaded", || states(&server) == ["slow loading"]);
         drop(client);
         eventually("what has begun goes on for a moment", || states(&server) == ["slow loaded"]);
         let client = server.send(post("/v1/completions", &body));
-        // A model is in use a moment before its engine knows.
+        // A model counts as in use a moment before its engine has the request.
         eventually("it answers", || fake.active() == 1);
         assert_eq!(part(&server.get("/v1/status").ok(), "slow")["in_use"], 1);
         drop(client);
@@ -367,7 +368,7 @@ fn clients_that_go_leave_no_use_behind() {
     assert!(fake.aborted() >= 2, "{}", fake.aborted());
 }
 
-/// Closed objects have the members of their schema and no others, however deep.
+/// Asserts that closed objects have the members of their schema and no others, however deep.
 fn fits(document: &Value, schema: &str, value: &Value) {
     let schema = &document["components"]["schemas"][schema];
     let (Some(known), Some(members)) = (schema["properties"].as_object(), value.as_object()) else { return };
@@ -416,7 +417,7 @@ fn pages_carry_the_models_names() {
         .send("GET /metrics HTTP/1.1\r\nhost: localhost\r\naccept: application/openmetrics-text;version=1.0.0\r\n\r\n");
     let open = open.answer();
     assert!(open.body.ends_with("# EOF\n") && open.body.matches("# EOF").count() == 1);
-    // The document says what there is to see.
+    // The document lists the routes of several models.
     let document = server.get("/openapi.json").ok();
     assert!(document["paths"]["/tokenizer_info"].is_null());
     for (path, schema) in

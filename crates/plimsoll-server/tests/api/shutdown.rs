@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::common::{PATIENCE, Script, Server, ask, config, endless, events, eventually, post, silent};
 
-/// What happens by chance in a test is tried so often.
+/// Number of tries of a test that depends on chance.
 const TRIES: usize = 40;
 
 #[test]
@@ -68,7 +68,7 @@ fn a_server_that_is_told_again_does_not_wait_for_what_runs() {
     assert!(server.wait_for_end(PATIENCE), "serve returned");
 }
 
-/// A server that waits for ages where it waits at all.
+/// A server with very long time-outs.
 fn patient(script: fn(&Request) -> Script) -> Server {
     let ages = Duration::from_secs(600);
     Server::with(ServerConfig { drain_deadline: ages, header_timeout: ages, ..config() }, limits(), script)
@@ -118,7 +118,7 @@ fn request_before_the_end_is_answered() {
         looks.answer().ok();
         for asker in [&mut kept, &mut asks] {
             let answer = asker.answer();
-            // Whether it came before the end or after it is chance.
+            // The request may come before the end or after it.
             assert!(matches!(answer.status, 200 | 503), "{answer:?}");
         }
         assert!(server.wait_for_end(PATIENCE), "all are answered");

@@ -1,4 +1,4 @@
-//! Streams and waiting answers: every end has its terminator, and a client that goes takes its request with it.
+//! Streams and waiting answers: every end has its terminator, and a client that disconnects ends its request.
 
 use std::net::Shutdown;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::common::{Client, Script, Server, ask, config, endless, eventually, hasty, post, silent};
 
-/// Bytes that the system keeps for a client that reads nothing yet, and for one that reads.
+/// Receive buffers of a client that reads nothing yet, and of one that reads; in bytes.
 const SMALL: usize = 4 << 10;
 const LARGE: usize = 1 << 20;
 
@@ -90,7 +90,7 @@ fn a_reader_that_stops_reading_is_given_up() {
     server.assert_idle();
 }
 
-/// What is sent to it would show that it has gone, but an answer may be long in coming.
+/// A write would reveal that the client is gone, but the first output may be long in coming.
 #[cfg(target_os = "linux")]
 #[test]
 #[ignore = "soak"]
@@ -99,11 +99,11 @@ fn a_client_that_vanishes_while_nothing_is_said_is_given_up() {
     let server = Server::with(patient, limits(), silent);
     let client = server.send(ask(false));
     eventually("it runs", || server.engine.reserved().1 == 1);
-    // "return 0": of every packet its system keeps nothing, so it answers none.
+    // The filter "return 0" drops every packet, so the client's system answers none.
     socket2::SockRef::from(&client.stream).attach_filter(&[socket2::SockFilter::new(0x06, 0, 0, 0)]).unwrap();
     let start = Instant::now();
     eventually("it was aborted", || server.aborted() == 1);
-    // The time-out, a second between two probes, and a moment; the system's own patience is some minutes.
+    // The keep-alive time-out, a second between two probes, and a moment; the system's default is some minutes.
     assert!(start.elapsed() < Duration::from_secs(30), "after {:?}", start.elapsed());
     server.assert_idle();
 }
@@ -111,7 +111,7 @@ fn a_client_that_vanishes_while_nothing_is_said_is_given_up() {
 #[test]
 #[ignore = "soak"]
 fn a_slow_reader_gets_everything() {
-    // A window opens after some reads only: on a machine that stands still the first time-out may be too short for that.
+    // The receive window opens only after some reads. On a machine that stands still the first time-out may be too short for that.
     let whole = [4, 20].into_iter().any(|seconds| {
         let times = ServerConfig { write_timeout: Duration::from_secs(seconds), ..config() };
         let server = Server::with(times, limits(), |_| {
@@ -121,7 +121,7 @@ fn a_slow_reader_gets_everything() {
         let mut client = server.send(ask(true));
         let head = client.until("\r\n\r\n");
         assert!(head.contains("text/event-stream"), "{head}");
-        // Slower than the time-out over all, but never stalled for that long.
+        // Slower than the time-out in total, but never stalled for that long.
         for _ in 0..20 {
             std::thread::sleep(Duration::from_millis(60 * seconds));
             client.more();
@@ -172,7 +172,7 @@ fn a_request_that_memory_ran_short_for_may_be_tried_again_and_is_told_so() {
 #[test]
 fn a_backlog_comes_in_events_of_bounded_size_and_says_the_same() {
     use std::sync::atomic::{AtomicBool, Ordering};
-    // Everything is there before the client reads its first byte: the engine is held until all is said.
+    // All output is there before the client reads its first byte: the engine is held until all is generated.
     static SAID: AtomicBool = AtomicBool::new(false);
     let server = Server::with(config(), limits(), |request| {
         let all = letters(request).inspect(|step| SAID.store(matches!(step, Step::Finish(..)), Ordering::Release));
@@ -254,7 +254,7 @@ fn a_silent_engine_is_given_up_and_a_long_request_cut() {
 fn time_limit_holds_for_unread_output() {
     let times = ServerConfig { request_timeout: Some(Duration::from_secs(1)), ..config() };
     let server = Server::with(times, limits(), letters);
-    // More than sockets and buffers between hold, so that some of it is still with the engine.
+    // More output than sockets and buffers hold, so that some of it is still with the engine.
     let body = json!({"prompt": "x", "max_tokens": 400, "n": 8, "logprobs": 20, "stream": true});
     let mut client = server.connect();
     takes(&client, SMALL);

@@ -1,4 +1,4 @@
-//! What other servers' clients send is taken: unknown fields, hints, other names of known fields, late system messages.
+//! Requests of other servers' clients are accepted: unknown fields, hints, other names of known fields, late system messages.
 
 use plimsoll_engine::testing::{letters, limits};
 use plimsoll_server::{ServerConfig, UnknownFields};
@@ -30,7 +30,7 @@ fn unknown_fields_are_named_in_a_header_and_counted() {
     let answer = server.post("/v1/completions", &completion(&json!({"beams": 3, "speed": null})));
     assert_eq!(answer.header(HEADER), Some("beams"), "null asks for nothing");
     answer.ok();
-    // Inside of messages, at every API, and in streams.
+    // Unknown fields inside messages, at every API, and in streams.
     let answer = server.post("/v1/chat/completions", &chat(&json!({"stream": true, "x": 1})));
     assert_eq!(answer.header(HEADER), Some("messages[0].colour, x"));
     let body = json!({"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "a"}], "y": 1});
@@ -140,7 +140,7 @@ fn a_gbnf_grammar_holds_the_answer_or_is_refused_with_its_line() {
     assert_eq!(server.post("/v1/completions", &completion(&two)).error(400)["param"], "grammar");
 }
 
-/// As Qwen3.5's does.
+/// A template that refuses late system messages, as Qwen3.5's does.
 const GUARDED: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
     {{ raise_exception('System message must be at the beginning.') }}{% endif %}[{{ m.role }}]{{ m.content }}{% endfor %}";
 
@@ -168,7 +168,7 @@ fn late_system_messages_are_folded_where_the_template_refuses_them() {
     let server = templated(GUARDED);
     server.post("/v1/chat/completions", &body).ok();
     assert_eq!(text(&server), "[system]s\n\nt\n\nd[user]a[assistant]b[user]c");
-    // One that takes them has them where they stand.
+    // A template that accepts late system messages has them where they stand.
     let server = templated("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}");
     server.post("/v1/chat/completions", &body).ok();
     assert_eq!(text(&server), "[system]s[user]a[assistant]b[system]t[system]d[user]c");
@@ -185,7 +185,7 @@ fn late_system_messages_are_folded_at_all_three_apis() {
     let body = json!({"model": "tiny", "system": "s", "messages": input, "max_tokens": 1});
     server.post("/v1/messages", &body).ok();
     assert_eq!(text(&server), "[system]s\n\nt[user]a[assistant]b[user]c");
-    // Without a first one the text moves to the beginning.
+    // Without a first system message the text moves to the beginning.
     let body = json!({"messages": input, "max_tokens": 1});
     server.post("/v1/chat/completions", &body).ok();
     assert_eq!(text(&server), "[system]t[user]a[assistant]b[user]c");

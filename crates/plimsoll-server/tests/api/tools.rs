@@ -43,13 +43,13 @@ fn ask(more: &Value) -> Value {
     body
 }
 
-/// The message of a whole answer, and its reason.
+/// Returns the message of a whole answer, and its finish reason.
 fn whole(server: &Server, more: &Value) -> (Value, Value) {
     let answer = server.post("/v1/chat/completions", &ask(more)).ok();
     (answer["choices"][0]["message"].clone(), answer["choices"][0]["finish_reason"].clone())
 }
 
-/// A streamed answer put together as OpenAI's client does it, call ids left out, and its reason.
+/// Returns a streamed answer assembled as OpenAI's client does, without call ids, and its finish reason.
 fn streamed(server: &Server, more: &Value) -> (Value, Value) {
     let mut more = more.clone();
     more["stream"] = true.into();
@@ -85,7 +85,7 @@ fn streamed(server: &Server, more: &Value) -> (Value, Value) {
     (json!({"content": text, "reasoning": reasoning, "calls": calls}), reason)
 }
 
-/// A whole message in the form of [`streamed`].
+/// Returns a whole message in the shape of [`streamed`].
 fn flat(message: &Value) -> Value {
     let call = |call: &Value| json!({"name": call["function"]["name"], "arguments": call["function"]["arguments"]});
     let calls: Vec<Value> = message["tool_calls"].as_array().into_iter().flatten().map(call).collect();
@@ -110,12 +110,12 @@ fn calls_come_in_openais_shape() {
         assert_eq!(calls[1]["function"], json!({"name": "weather", "arguments": "{\"city\": \"Rome\"}"}));
         assert_ne!(calls[0]["id"], calls[1]["id"]);
         assert_eq!(streamed(&server, &with), (flat(&message), reason), "pace {pace}");
-        // One call only: what follows it is not shown.
+        // Only one call: output after it is not shown.
         let one = json!({"tools": tools(), "parallel_tool_calls": false});
         let (message, reason) = whole(&server, &one);
         assert_eq!((message["tool_calls"].as_array().unwrap().len(), &reason), (1, &json!("tool_calls")));
         assert_eq!(streamed(&server, &one), (flat(&message), reason));
-        // Without tools, and without a choice, text is text.
+        // Without tools, or with `tool_choice: none`, calls are text.
         for without in [json!({}), json!({"tools": tools(), "tool_choice": "none"}), json!({"tools": []})] {
             let (message, reason) = whole(&server, &without);
             assert_eq!((&message["content"], &reason), (&json!(CALLS), &json!("stop")));
@@ -152,14 +152,14 @@ fn reasoning_is_separated_from_content() {
         assert_eq!(streamed(&server, &json!({})), (flat(&message), reason));
         let (message, _) = whole(&server, &json!({"include_reasoning": false}));
         assert!(message.get("reasoning_content").is_none() && message["content"] == "Paris <think>.");
-        // Thinking switched off: all is content.
+        // With reasoning switched off all is content.
         for off in [json!({"enable_thinking": false}), json!({"chat_template_kwargs": {"enable_thinking": false}})] {
             let (message, reason) = whole(&server, &off);
             assert_eq!(message["content"], "Hm.\nYes.\n</think>\n\nParis <think>.");
             assert_eq!(streamed(&server, &off), (flat(&message), reason));
         }
     }
-    // Cut while thinking: reasoning, not content.
+    // Cut while reasoning: the text is reasoning, not content.
     let server = says(THINKS, "Hm. I wonder", 4, FinishReason::Length);
     let (message, reason) = whole(&server, &json!({}));
     assert_eq!((&message["reasoning_content"], &message["content"]), (&json!("Hm. I wonder"), &Value::Null));
@@ -262,7 +262,7 @@ fn what_clients_send_back_of_earlier_answers_is_taken() {
     };
     said(json!({"content": "{\"a\": 1}", "parsed": {"a": 1}, "refusal": null}));
     said(json!({"content": "x", "parsed": null}));
-    // Cut before its first word.
+    // The answer is cut before its first word.
     said(json!({"content": null, "tool_calls": []}));
     said(json!({}));
 }
@@ -294,7 +294,7 @@ fn a_model_that_cannot_be_told_not_to_think_is_read_as_it_thinks() {
     }
 }
 
-/// A template without a dial may have a switch.
+/// A template without an effort level may have a switch.
 #[test]
 fn reasoning_effort_none_turns_reasoning_off() {
     let template = "{{ messages[0].content }}{% if enable_thinking is defined %}[{{ enable_thinking }}]{% endif %}";
@@ -325,7 +325,7 @@ fn log_probabilities_go_with_calls_too() {
 
 const WRITTEN: &str = "```json\n{\n  \"name\": \"weather\",\n  \"arguments\": {\"city\": \"Paris\"}\n}\n```";
 
-/// Qwen2.5-Coder writes calls like this, whatever its template says.
+/// Qwen2.5-Coder writes calls in plain JSON, whatever its template says.
 #[test]
 fn an_answer_that_is_a_call_in_plain_json_is_a_call_in_every_api() {
     for pace in [1, 7, 1000] {
@@ -362,7 +362,7 @@ fn an_answer_that_is_a_call_in_plain_json_is_a_call_in_every_api() {
             text.contains("response.function_call_arguments.done") && !text.contains("output_text.delta"),
             "{text}"
         );
-        // Where it is not offered, where text has a form, and where no tool is to be called, it is text.
+        // If the tool is not offered, the text has a format or no tool may be called, the call is text.
         for text in [
             json!({}),
             json!({"tools": tools(), "tool_choice": "none"}),

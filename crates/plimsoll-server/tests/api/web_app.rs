@@ -1,5 +1,5 @@
-//! The web app as HTTP sees it: its files, their headers and their size. Nothing in them refers to another server.
-//! What it does in a browser is tested in `plimsoll/tests/blackbox/page.rs`.
+//! The web app over HTTP: its files, their headers and their size. Nothing in them refers to another server. Its behaviour in a browser is
+//! tested in `plimsoll/tests/blackbox/page.rs`.
 
 use std::io::Write;
 use std::path::Path;
@@ -14,9 +14,9 @@ use crate::common::{Answer, Server};
 
 /// Bytes of all files together, each compressed with gzip as a proxy would.
 const COMPRESSED_BYTES_MAX: usize = 150 << 10;
-/// Bytes of the files that are written here, without the libraries.
+/// Bytes of this repository's files, without the libraries.
 const OWN_BYTES_MAX: usize = 192 << 10;
-/// Lines of a file that is written here.
+/// Lines of one of this repository's files.
 const LINES_MAX: usize = 400;
 
 /// The files in the source directory that are served, by their path below it.
@@ -140,7 +140,7 @@ fn each_library_has_a_licence_and_is_what_its_readme_says() {
     }
 }
 
-/// The policy would stop all this in a browser. It must not be there in the first place.
+/// The content policy would block all this in a browser. The files must not contain it at all.
 #[test]
 fn nothing_in_it_is_inline_or_from_elsewhere() {
     let sources = sources();

@@ -1,8 +1,8 @@
-//! What a client got back.
+//! Answers that a client received.
 
 use serde_json::Value;
 
-/// An answer with all of its body.
+/// An answer with its whole body.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -19,19 +19,19 @@ impl Answer {
         serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
     }
 
-    /// The text of a 200.
+    /// Returns the text of a 200.
     pub fn ok_text(&self) -> &str {
         assert_eq!(self.status, 200, "{}", self.body);
         &self.body
     }
 
-    /// The JSON of a 200.
+    /// Returns the JSON of a 200.
     pub fn ok(&self) -> Value {
         assert_eq!(self.status, 200, "{}", self.body);
         self.json()
     }
 
-    /// The error object of an answer with this status, which must have OpenAI's shape.
+    /// Returns the error object of an answer with this status, and asserts OpenAI's shape.
     pub fn error(&self, status: u16) -> Value {
         assert_eq!(self.status, status, "{}", self.body);
         let error = self.json()["error"].clone();
@@ -40,7 +40,7 @@ impl Answer {
         error
     }
 
-    /// The events of a stream, which must end with its terminator and nothing after it.
+    /// Returns the events of a stream, and asserts that it ends with its terminator.
     pub fn events(&self) -> Vec<Value> {
         assert_eq!(self.status, 200, "{}", self.body);
         assert!(self.header("content-type").unwrap().starts_with("text/event-stream"));
@@ -48,7 +48,7 @@ impl Answer {
     }
 }
 
-/// Takes a stream's text apart and checks its end.
+/// Splits a stream's text into events and checks its end.
 pub fn events(text: &str) -> Vec<Value> {
     assert!(text.ends_with("data: [DONE]\n\n"), "no terminator: {text:?}");
     assert_eq!(text.matches("data: [DONE]").count(), 1);

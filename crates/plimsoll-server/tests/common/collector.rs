@@ -1,4 +1,4 @@
-//! A collector of OTLP traces on a loopback port, which reads protobuf with its own eyes and can misbehave.
+//! A collector of OTLP traces on a loopback port, which decodes protobuf without a library and can misbehave.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -8,15 +8,15 @@ use std::time::Duration;
 
 use super::request::next_request;
 
-/// What it does with an export.
+/// How the collector answers an export.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Manner {
     Takes,
-    /// Answers this status.
+    /// Answers with this status.
     Answers(u16),
     /// Never answers.
     Hangs,
-    /// Says that it rejected so many spans.
+    /// Answers that it rejected this many spans.
     Rejects(u8),
 }
 
@@ -154,7 +154,7 @@ fn varint(bytes: &mut &[u8]) -> u64 {
     value
 }
 
-/// The fields of a message.
+/// Returns the fields of a message.
 fn fields(mut bytes: &[u8]) -> Vec<(u64, Wire<'_>)> {
     let mut all = Vec::new();
     while !bytes.is_empty() {
@@ -181,7 +181,7 @@ fn fields(mut bytes: &[u8]) -> Vec<(u64, Wire<'_>)> {
     all
 }
 
-/// The messages of one field.
+/// Returns the messages of one field.
 fn messages(bytes: &[u8], field: u64) -> Vec<&[u8]> {
     let of = |(number, value)| match value {
         Wire::Bytes(bytes) if number == field => Some(bytes),

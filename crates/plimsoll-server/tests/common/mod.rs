@@ -24,7 +24,7 @@ use plimsoll_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 
-/// ChatML with tools, one extra variable and one thing it refuses.
+/// A ChatML template with tools and an additional variable; it refuses one message.
 pub const TEMPLATE: &str = "{%- if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif -%}\
 {%- for m in messages %}{% if m.content == 'RAISE' %}{{ raise_exception('template raised') }}{% endif %}\
 <|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor -%}\
@@ -66,7 +66,7 @@ pub fn tokenizer_with(specials: &[&str]) -> Tokenizer {
     Tokenizer::from_file(&path).unwrap()
 }
 
-/// The special tokens of a model that sees: ids 256 to 261.
+/// The special tokens of a vision model: ids 256 to 261.
 pub const SEEING_SPECIALS: [&str; 6] =
     ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"];
 
@@ -80,13 +80,13 @@ pub struct Server {
     _runtime: tokio::runtime::Runtime,
 }
 
-/// What has to happen does so within this time, also on a machine that stands still for seconds.
+/// Upper limit of a wait for an expected event, also on a machine that stands still for seconds.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Long time-outs, so that a slow machine makes no difference; a drain is short.
 pub fn config() -> ServerConfig {
     ServerConfig {
-        // What the documents do not list is found.
+        // Unknown fields are refused, so that tests notice them.
         unknown_fields: UnknownFields::Refuse,
         port: 0,
         max_choices: 8,
@@ -114,22 +114,22 @@ pub fn hasty() -> ServerConfig {
     }
 }
 
-/// One token every five milliseconds, for ever.
+/// Generates one token every five milliseconds, for ever.
 pub fn endless(_: &Request) -> Script {
     Box::new((0..).flat_map(|_| [Step::Token(97, "a".into()), Step::Wait(Duration::from_millis(5))]))
 }
 
-/// Nothing, for ever.
+/// Generates nothing, for ever.
 pub fn silent(_: &Request) -> Script {
     Box::new(std::iter::empty())
 }
 
-/// A request for many tokens.
+/// Returns a request for many tokens.
 pub fn ask(stream: bool) -> String {
     post("/v1/completions", &json!({"prompt": "x", "max_tokens": 500, "stream": stream}).to_string())
 }
 
-/// A scripted model.
+/// Returns a scripted model.
 pub fn served(
     template: &str,
     limits: Limits,
@@ -147,7 +147,7 @@ fn served_with_media(
     names: &[&str],
 ) -> (Served, Arc<Observed>) {
     let tokenizer = if media.is_some() { tokenizer_with(&SEEING_SPECIALS) } else { tokenizer() };
-    // Texts are embedded where the model is an encoder without a classifier.
+    // An encoder without a classifier makes embeddings.
     let pooling = (limits.encoder && limits.labels == 0).then_some(Pooling::Mean);
     let pooled = Pooled { pooling, normalize: true, sigmoid: true, ..Pooled::default() };
     let Scripted { handle, observed } = scripted_with_media(limits, media, script);
@@ -208,7 +208,7 @@ impl Server {
         Self::around(handle, observed, config, |listener, config, told| serve(listener, served, config, told))
     }
 
-    /// What `serving` makes of a listener, with an engine to look at.
+    /// Starts the server that `serving` makes of a listener, with this engine.
     pub fn around<F: Future<Output = Result<(), ServeError>> + Send>(
         engine: EngineHandle,
         observed: Arc<Observed>,
@@ -239,7 +239,7 @@ impl Server {
         self.send(post(path, body)).answer()
     }
 
-    /// The number of a metric without labels, by its name with `_total`.
+    /// Returns the value of a metric without labels, by its name with `_total`.
     pub fn metric(&self, name: &str) -> u64 {
         let page = self.get("/metrics").ok_text().to_owned();
         let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
@@ -251,7 +251,7 @@ impl Server {
         eventually("the connections are gone", || self.get("/metrics").body.contains("plimsoll_http_connections 1\n"));
     }
 
-    /// A connection on which `bytes` were sent.
+    /// Opens a connection and sends `bytes`.
     pub fn send(&self, bytes: impl AsRef<[u8]>) -> Client {
         let mut client = self.connect();
         client.write(bytes);
@@ -264,7 +264,7 @@ impl Server {
         Client { stream, pending: Vec::new() }
     }
 
-    /// Tells it to end, or tells it again.
+    /// Tells the server to shut down, or tells it again.
     pub fn shut_down(&self) {
         self.tell.blocking_send(()).unwrap();
     }
@@ -274,7 +274,7 @@ impl Server {
         self.done.lock().unwrap().recv_timeout(within).is_ok()
     }
 
-    /// Waits until nothing is left of any request: no engine work, no bytes, no reserved places.
+    /// Waits until no request has engine work, bytes or reserved places.
     pub fn assert_idle(&self) {
         eventually("the engine is idle", || {
             self.observed.active.load(Ordering::Acquire) == 0 && self.engine.reserved() == (0, 0)
@@ -294,7 +294,7 @@ impl Server {
     }
 }
 
-/// The text of a POST request.
+/// Returns the text of a POST request.
 pub fn post(path: &str, body: &str) -> String {
     let length = body.len();
     format!(
@@ -311,7 +311,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// One connection.
+/// A client's connection.
 pub struct Client {
     pub stream: TcpStream,
     pending: Vec<u8>,
@@ -322,7 +322,7 @@ impl Client {
         self.stream.write_all(bytes.as_ref()).unwrap();
     }
 
-    /// The next piece of what the server sends; empty at the end.
+    /// Reads the next piece that the server sends and returns its length; 0 at the end.
     pub fn more(&mut self) -> usize {
         let mut buffer = [0; 16 << 10];
         match self.stream.read(&mut buffer) {
@@ -335,7 +335,7 @@ impl Client {
         }
     }
 
-    /// Reads until `marker` has come; false if it ends before.
+    /// Reads until `marker` has come; returns false if the connection ends before.
     pub fn comes(&mut self, marker: &str) -> bool {
         let mut searched = 0;
         while find(&self.pending[searched..], marker.as_bytes()).is_none() {
@@ -357,7 +357,7 @@ impl Client {
         String::from_utf8(self.pending.drain(..end).collect()).unwrap()
     }
 
-    /// Whether the server has closed the connection without (more) words.
+    /// Whether the server has closed the connection without sending more.
     pub fn is_closed(&mut self) -> bool {
         self.more() == 0
     }

@@ -1,8 +1,8 @@
-//! The requests that come to a server of a test, one after another on a connection.
+//! The requests that a test's server receives, one after another on a connection.
 
 use std::io::Read;
 
-/// The next request's head, in lower case, and its body; none where the connection ends. `bytes` has what was read beyond them.
+/// Returns the next request's head, in lower case, and its body; None if the connection ends. `bytes` keeps what was read beyond them.
 pub fn next_request(stream: &mut impl Read, bytes: &mut Vec<u8>) -> Option<(String, Vec<u8>)> {
     let end = loop {
         if let Some(at) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
@@ -21,7 +21,7 @@ pub fn next_request(stream: &mut impl Read, bytes: &mut Vec<u8>) -> Option<(Stri
     Some((head, body))
 }
 
-/// Reads on; none at the end.
+/// Reads more bytes; None at the end.
 pub fn more(stream: &mut impl Read, bytes: &mut Vec<u8>) -> Option<()> {
     let mut buffer = [0; 64 << 10];
     let n = stream.read(&mut buffer).unwrap_or(0);

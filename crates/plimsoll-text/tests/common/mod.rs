@@ -1,4 +1,4 @@
-//! Reading the fixtures; how they were made is written in `fixtures/make.py`.
+//! Reads the fixtures; `fixtures/make.py` makes them.
 
 #![allow(dead_code)] // Every test binary uses a part of this.
 
@@ -24,7 +24,7 @@ pub struct Decoding {
     pub text: String,
 }
 
-/// What is expected of a `tokenizer.json`.
+/// The expected ids and texts of a `tokenizer.json`.
 #[derive(Deserialize)]
 pub struct Expected {
     pub cases: Vec<Case>,
@@ -49,7 +49,7 @@ pub struct Vocab {
     add_space_prefix: Option<bool>,
 }
 
-/// A GGUF vocabulary and what is expected of it.
+/// A GGUF vocabulary with its expected ids and texts.
 #[derive(Deserialize)]
 pub struct GgufFixture {
     vocab: Vocab,
@@ -96,7 +96,7 @@ pub fn tokenizer(folder: &str) -> Tokenizer {
     Tokenizer::from_file(&file).unwrap_or_else(|error| panic!("{folder}: {error}"))
 }
 
-/// A `tokenizer.json` with byte-level BPE as the GGUF vocabulary that a converter would make of it.
+/// Returns a `tokenizer.json` with byte-level BPE as the GGUF vocabulary that a converter would make of it.
 pub fn as_gguf(folder: &str, pre: &str) -> GgufVocab {
     let file: serde_json::Value = read(&format!("{folder}/tokenizer.json"));
     let ids = file["model"]["vocab"].as_object().unwrap();

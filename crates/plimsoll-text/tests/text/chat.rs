@@ -77,7 +77,7 @@ fn a_template_knows_tools_if_they_change_its_prompts() {
     assert!(knows("{% if tools %}Write calls as JSON.{% endif %}"));
     assert!(knows("{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"));
     assert!(knows("{% if messages[0].role == 'system' %}{{ tools | tojson }}{% endif %}"));
-    // Nothing shows that these tools would be ignored.
+    // Nothing shows that this template ignores tools.
     assert!(knows("{{ raise_exception('no such roles') }}{{ tools }}"));
     // The tools of a message, as in Phi-4-mini, are not the request's.
     assert!(!knows(
@@ -101,7 +101,7 @@ fn the_template_is_found_beside_the_tokenizer() {
     assert_eq!(chat_template_sources(&path("gpt2")).unwrap(), None);
 }
 
-/// Files of a model folder, and what the reference renders with the templates in them.
+/// Files of a model folder, and the reference's output of the templates in them.
 #[derive(Deserialize)]
 struct Named {
     files: BTreeMap<String, String>,
@@ -138,7 +138,7 @@ fn the_date_can_be_asked_for() {
     assert!(text.len() == 10 && text.starts_with("20"), "{text}");
 }
 
-/// Templates that do not end, or that take other templates.
+/// Templates that do not end, or that load other templates.
 const REFUSED: &[(&str, &str)] = &[
     ("steps", "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}"),
     ("output", "{% set s = 'a' * 1000000 %}{% for i in range(99) %}{{ s }}{% endfor %}"),
@@ -186,7 +186,7 @@ fn nested_and_long_sources_are_refused() {
     assert!(ChatTemplate::new(&"x".repeat(300 << 10), "", "").is_err());
 }
 
-/// A template that appends each message to a list makes no chain as deep as the conversation is long.
+/// A template that appends each message to a list does not nest lists as deep as the conversation is long.
 #[test]
 fn appended_lists_and_slices_are_no_deep_chains() {
     let source = "{% set ns = namespace(all=[], rest=messages) %}{% for m in messages %}\

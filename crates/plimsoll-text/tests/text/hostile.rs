@@ -105,7 +105,7 @@ fn contradictory_vocabularies_are_refused() {
     assert!(matches!(Tokenizer::from_gguf(&no_scores), Err(TextError::BadTokenizer(_))));
 }
 
-/// A table has a place for every id below the largest: found by looking for what a fuzzer would find first.
+/// A table has a place for every id below the largest: a fuzzer would find this first.
 #[test]
 fn a_short_file_stands_for_no_long_table() {
     let folder = std::env::temp_dir().join(format!("plimsoll-text-ids-{}", std::process::id()));
@@ -142,7 +142,7 @@ fn stages_that_multiply_are_refused() {
     for (stages, words) in [
         (format!(r#""decoder":{}"#, list(double, "decoders", 31)), "more than 68 bytes of one token"),
         (format!(r#""decoder":{}"#, list(double, "decoders", 33)), "33 steps"),
-        // Each is applied within the one before: thousands were a stack's end, and with it the process's.
+        // Each split is applied within the one before: thousands overflowed the stack and ended the process.
         (format!(r#""pre_tokenizer":{}"#, list(split, "pretokenizers", 20_000)), "more than 16 patterns"),
     ] {
         let error = load(stages).unwrap_err().to_string();
@@ -151,7 +151,7 @@ fn stages_that_multiply_are_refused() {
     std::fs::remove_dir_all(&folder).unwrap();
 }
 
-/// The library allocates what the first number says, and reads outside of a table that is too short.
+/// The library allocates as many bytes as the first number says, and reads outside a table that is too short.
 #[test]
 fn broken_tables_of_characters_are_refused() {
     let folder = std::env::temp_dir().join(format!("plimsoll-text-charsmap-{}", std::process::id()));

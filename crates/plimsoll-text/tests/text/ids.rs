@@ -19,7 +19,7 @@ fn tokenizer_json_gives_the_reference_ids() {
         let tokenizer = tokenizer(folder);
         check(folder, &tokenizer, &expected.cases);
         if folder == "gemma" {
-            // Its configuration overrides what the file adds.
+            // The folder's configuration overrides the special tokens that the file adds.
             assert!(tokenizer.encode("", true, true).unwrap().is_empty());
             continue;
         }
@@ -76,7 +76,7 @@ fn gguf_families_compose_characters_as_their_models_do() {
     assert_ne!(ids("gpt-2", "cafe\u{301}"), ids("gpt-2", "caf\u{e9}"));
 }
 
-/// A `tokenizer.json` of the library's as the GGUF vocabulary that a converter would make of it.
+/// Returns a `tokenizer.json` of an encoder as the GGUF vocabulary that a converter would make of it.
 fn as_encoder_gguf(folder: &str, model: &str) -> GgufVocab {
     let file: serde_json::Value = read(&format!("{folder}/tokenizer.json"));
     let added = file["added_tokens"].as_array().unwrap();
@@ -143,7 +143,7 @@ fn gguf_wordpiece_keeps_capitals_where_the_alphabet_has_them() {
     }
     // bert-base-chinese has these two, and its text is lowered.
     assert_eq!(ids(&["▁ship", "▁<S>", "▁<T>"], "Ship ship"), [3, 3]);
-    // Names in brackets are no words.
+    // Names in brackets are not words.
     assert_eq!(ids(&["▁ship", "▁[PAD3]", "[unused0]"], "SHIP"), [3]);
     let without =
         Tokenizer::from_gguf(&GgufVocab { token_types: Vec::new(), tokens: vec!["▁a".into()], ..vocab(&[]) });

@@ -1,4 +1,4 @@
-//! Tokenizers and chat templates against the reference libraries, and hostile ones.
+//! Tokenizers and chat templates against the reference libraries, and hostile files and texts.
 
 mod chat;
 #[path = "../common/mod.rs"]

@@ -1,4 +1,4 @@
-//! Text that is streamed token by token is the text of the whole, for any sequence of ids.
+//! Text that is streamed token by token equals the text decoded at once, for any sequence of ids.
 
 use crate::common::{FOLDERS, GgufFixture, read, tokenizer};
 use plimsoll_text::{Detokenizer, Tokenizer};
@@ -20,7 +20,7 @@ fn stream(tokenizer: &Tokenizer, mut detokenizer: Detokenizer, ids: &[u32]) -> S
     text
 }
 
-/// What the bytes of the tokens say, without any streaming.
+/// Returns the bytes of the tokens, without streaming.
 fn bytes(tokenizer: &Tokenizer, ids: &[u32], skip_special: bool) -> Vec<u8> {
     ids.iter()
         .filter(|&&id| !(skip_special && tokenizer.is_special(id)))
@@ -38,7 +38,7 @@ fn streams_equal_wholes() {
             for (name, tokenizer) in &tokenizers {
                 let whole = tokenizer.decode(&ids, skip);
                 prop_assert_eq!(&stream(tokenizer, Detokenizer::new(skip), &ids), &whole, "{}", name);
-                // A continuation is nothing but the bytes; a beginning differs from it at its start only.
+                // Continued text is the bytes of its tokens; text at the beginning differs from it only at its start.
                 let plain = String::from_utf8_lossy(&bytes(tokenizer, &ids, skip)).into_owned();
                 let continued = stream(tokenizer, Detokenizer::continuing(skip), &ids);
                 prop_assert_eq!(&continued, &plain, "{}", name);

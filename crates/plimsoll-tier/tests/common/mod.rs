@@ -18,7 +18,7 @@ pub fn blob(n: u8) -> Vec<u8> {
     (0..3000 * (1 + usize::from(n) % 3)).map(|i| (i as u8).wrapping_mul(n | 1)).collect()
 }
 
-/// Why a blob is not read; none if it is.
+/// Returns why a blob is not read; None if it is read.
 pub fn read(store: &Store, n: u8) -> Option<Miss> {
     let mut payload = vec![0; blob(n).len()];
     let outcome = store.get(&name(n), &mut payload);

@@ -1,5 +1,5 @@
-//! Stores over files that fail: whatever happens at whichever operation, a blob that is read is the one that was written, the bound
-//! of the disk holds, and the next process goes on.
+//! Stores over files that fail. With any fault at any operation, a blob that is read is the one that was written. The disk limit holds, and
+//! the next process continues.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use plimsoll_tier::{Class, Files, Found, Limits, Miss, OpenError, Put, Refused, 
 
 use crate::common::{LIMITS, blob, name, read};
 
-/// What happens at one operation.
+/// The fault at one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
-    /// The process is killed: half of a write is there, and nothing happens any more.
+    /// The process is killed: half of a write is there, and later operations fail.
     Killed,
     /// The system reports an I/O error, once.
     Error,
@@ -22,9 +22,9 @@ enum Fault {
     Full,
     /// A write is cut short and not reported, as after a power cut.
     Short,
-    /// A bit of what is written or read is another one.
+    /// One bit of the written or read bytes is flipped.
     Flip,
-    /// The directory goes away.
+    /// The directory is removed.
     Gone,
 }
 
@@ -36,7 +36,7 @@ struct Faulty {
 }
 
 impl Faulty {
-    /// Counts an operation. Says whether the fault strikes now, or has struck before.
+    /// Counts an operation. Returns whether the fault occurs now, and whether it has occurred before.
     fn strikes(&self) -> (bool, bool) {
         let now = self.done.fetch_add(1, SeqCst);
         if now == self.at && self.fault == Fault::Gone {
@@ -60,7 +60,7 @@ impl Files for Faulty {
     }
 
     fn list(&self, dir: &Path, each: &mut dyn FnMut(Found)) -> io::Result<()> {
-        // 256 of these at a start: they are not counted.
+        // A start makes 256 of these calls: they are not counted.
         match self.fault == Fault::Killed && self.done.load(SeqCst) > self.at {
             true => Err(io::Error::other("dead")),
             false => System.list(dir, each),
@@ -113,10 +113,10 @@ impl Files for Faulty {
     }
 }
 
-/// Blobs of a life.
+/// Number of blobs of a process's life.
 const BLOBS: u8 = 10;
 
-/// A process's life: writes and reads in some order.
+/// Writes and reads blobs as one process does. Returns the number of hits.
 fn life(store: &Store) -> usize {
     let mut hits = 0;
     for n in 0..BLOBS {
@@ -127,7 +127,7 @@ fn life(store: &Store) -> usize {
     hits
 }
 
-/// Bytes of all files under the directory of blobs, in whole blocks; and how many are temporary.
+/// Returns the bytes of all files under the directory of blobs, in whole blocks, and the number of temporary files.
 fn on_disk(dir: &Path) -> (u64, usize) {
     let (mut bytes, mut temporary) = (0, 0);
     for shard in std::fs::read_dir(dir.join("blobs")).into_iter().flatten() {
@@ -151,7 +151,7 @@ fn sweep(fault: Fault) -> u64 {
             life(&store);
             assert!(store.counts().bytes.load(SeqCst) <= LIMITS.bytes, "{fault:?} at {at}");
         }
-        // A file that could not be removed is still there, and counted.
+        // A file that could not be removed is still there and is counted.
         assert!(on_disk(&dir).0 <= LIMITS.bytes, "{fault:?} at {at}: {:?}", on_disk(&dir));
         let store = Store::open(&dir, LIMITS, Box::new(System)).unwrap_or_else(|e| panic!("{fault:?} at {at}: {e}"));
         assert_eq!(on_disk(&dir).1, 0, "{fault:?} at {at}: temporary files stay");
@@ -207,7 +207,7 @@ fn a_restart_finds_what_was_used_last() {
         assert_eq!(store.put(&name(n), &blob(n)), Put::Known);
     }
     drop(store);
-    // Used an hour ago, the first last.
+    // The blobs were last used an hour ago; blob 0 was used most recently.
     for (n, age) in [(0, 10), (3, 40), (6, 30), (9, 20)] {
         let shard = dir.join("blobs").join(format!("{:02x}", n % 2));
         let file: String = name(n).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -245,12 +245,12 @@ fn the_day_s_bytes_are_a_bound() {
     assert_eq!((put(&store, 6), read(&store, 3)), (Put::Refused(Refused::DayLimit), None));
 }
 
-/// The machine's files, of which some operations fail while they are told to.
+/// The machine's files; some operations fail while a flag is set.
 #[derive(Clone, Default)]
 struct Stubborn {
-    /// Files that cannot be removed; all others can.
+    /// While set, files cannot be removed.
     keeps: Arc<AtomicBool>,
-    /// Files that cannot be read, nor directories listed.
+    /// While set, files cannot be read and directories cannot be listed.
     unread: Arc<AtomicBool>,
 }
 

@@ -16,7 +16,7 @@ fn key(byte: u8) -> Key {
     Key::read(&path).unwrap()
 }
 
-/// The only file of a directory with one blob.
+/// Returns the only file of a directory with one blob.
 fn the_file(dir: &Path) -> PathBuf {
     let shards = std::fs::read_dir(dir.join("blobs")).unwrap().map(|shard| shard.unwrap().path());
     let mut files = shards.flat_map(|shard| std::fs::read_dir(shard).unwrap()).map(|file| file.unwrap().path());
@@ -152,7 +152,7 @@ fn a_name_that_is_saved_again_unpins_what_it_had() {
     assert_eq!(pinned(), 3, "another name has blob 3, none has blob 0");
     (20..80).for_each(|n| _ = store.put(&name(n * 3), &blob(n * 3)));
     assert_eq!([0, 3, 6, 9].map(|n| store.contains(&name(n))), [false, true, true, true]);
-    // A blob that is written late is pinned for a name that is there alone.
+    // A blob that is written late is pinned only for a name that still exists.
     let [agent, other] = [[name(9)], [name(6)]].map(|blobs| saved_id(&blobs).unwrap());
     assert!(store.remove_name(&tag, "agent") && !store.pin_saved_blob(&name(9), agent));
     assert!(store.pin_saved_blob(&name(9), other));

@@ -3,7 +3,7 @@
 use super::*;
 
 impl Recall {
-    /// Writes every row's token to its place, checking that the step is well formed.
+    /// Writes every row's token to its position and checks that the step is well formed.
     fn store(&mut self, step: &StepInput<'_>) {
         let mut next_row = 0;
         for seq in step.seqs {
@@ -17,7 +17,7 @@ impl Recall {
                 let at = place(pages, position);
                 assert_ne!(self.written[at], self.step, "two sequences write one place");
                 self.written[at] = self.step;
-                // Garbage first: a step that fails half way leaves it behind.
+                // Garbage first: a step that fails half way leaves garbage behind.
                 self.cache[at] = u32::MAX;
             }
         }
@@ -40,7 +40,7 @@ impl Recall {
         }
     }
 
-    /// Leaves the history up to each row in the sequence's window pages.
+    /// Writes the history up to each row to the sequence's window pages.
     fn remember_window(&mut self, step: &StepInput<'_>, seq: &SeqSpan) {
         if self.shape.window == 0 {
             return assert!(step.window_pages.is_empty());
@@ -52,7 +52,7 @@ impl Recall {
         }
     }
 
-    /// Whether a row finds its own history in the window pages, as far back as it sees.
+    /// Whether a row finds its own history in the window pages, as far back as its window reaches.
     fn window_agrees(&self, step: &StepInput<'_>, seq: &SeqSpan, row: usize) -> bool {
         let position = step.positions[row] as usize;
         let first = (position + 1).saturating_sub(self.shape.window);
@@ -63,7 +63,7 @@ impl Recall {
                 .all(|seen| self.windows[place(&step.window_pages[seq.pages_at..], seen)] == history(seen))
     }
 
-    /// What stands in each row: its token, or what the encoder has made for it, at its place.
+    /// Fills the codes of the rows: the token or the encoder's output, mixed with the place.
     fn read_rows(&mut self, step: &StepInput<'_>) {
         self.codes.clear();
         self.codes.extend_from_slice(step.tokens);
@@ -91,7 +91,7 @@ impl Recall {
         self.codes.iter_mut().zip(step.places).for_each(|(own, place)| *own = code(*own, *place));
     }
 
-    /// Moves every sequence's state on, into the slots that the step names. Returns the history after each row as the state has it.
+    /// Advances every sequence's state into the slots that the step names. Returns the history after each row, as the state has it.
     fn advance(&mut self, step: &StepInput<'_>) -> Vec<u64> {
         let mut written = Vec::new();
         let mut after_row = Vec::with_capacity(step.tokens.len());
@@ -133,7 +133,7 @@ impl Recall {
         for (i, logit_row) in step.logit_rows.iter().enumerate() {
             let logit_row = *logit_row as usize;
             let history = self.history(step, span(logit_row), logit_row);
-            // Both memories agree, or the answer is another one.
+            // If pages, state and windows disagree, the logits are those of another history.
             let history =
                 states.get(logit_row).map_or(history, |state| if *state == history { history } else { !history });
             let history = if self.window_agrees(step, span(logit_row), logit_row) { history } else { !history };
@@ -149,14 +149,14 @@ impl Recall {
         }
     }
 
-    /// The history up to a row, as the pages have it.
+    /// Returns the history up to a row, as the pages have it.
     fn history(&self, step: &StepInput<'_>, seq: &SeqSpan, row: usize) -> u64 {
         let pages = &step.pages[seq.pages_at..][..seq.pages];
         let end = seq.start + row - seq.first_row;
         hash((0..=end).map(|position| self.cache[place(pages, position)]))
     }
 
-    /// What followed a row's token where it last stood before, as the pages have it, if that is to be said again.
+    /// Returns the token that followed a row's token where it last stood before, as the pages have it. None: it is not to be repeated.
     fn echoed(&self, step: &StepInput<'_>, seq: &SeqSpan, row: usize, history: u64) -> Option<u32> {
         if mix(history ^ 0xec40) % 256 >= self.shape.echo {
             return None;
@@ -167,8 +167,7 @@ impl Recall {
         (0..last).rev().find(|position| id(*position) == id(last)).map(|position| id(position + 1))
     }
 
-    /// One row of the draft head: its entry is written, the entries it may see are checked, and the token it names moves the hidden
-    /// state on.
+    /// Computes one row of the draft head: writes its entry, checks the entries it may see, and advances the hidden state by its token.
     fn draft_row(&mut self, step: &StepInput<'_>, seq: &SeqSpan, row: usize, from: (u64, usize)) {
         let position = step.positions[row] as usize;
         let further = self.passes > 0;
@@ -177,8 +176,8 @@ impl Recall {
         self.following[place(pages, position)] = step.tokens[row];
         let mut broken = false;
         for seen in seq.seen_from..position {
-            // What follows a position is what the main layers have at the next, as far as they have come; the entry before a
-            // page that others share may be of another continuation.
+            // The entry of a position is the token that the main layers have at the next position, as far as they have been computed. The
+            // entry before a shared page may be that of another continuation.
             let shared = (seen + 1).is_multiple_of(PAGE_TOKENS);
             let next = self.ids[place(pages, seen + 1)];
             let drafted = further && seen + self.passes >= seq.start;
@@ -207,7 +206,7 @@ impl Runner for Recall {
         self.store(step);
         self.passes = 0;
         if step.tokens.contains(&FAILS) {
-            // Half of it has been written.
+            // The failed step has written half of the state.
             step.state_out.iter().filter(|slot| **slot != NO_STATE).for_each(|slot| self.states[*slot as usize] = 0);
             return Err(DeviceError::Injected("the token that fails"));
         }
@@ -228,7 +227,7 @@ impl Runner for Recall {
         let (layer, tokens) = self.begun.take().expect("a step was begun");
         assert_eq!(tokens, step.tokens, "it is the one that was begun");
         self.seen.layers.fetch_add(1, Ordering::Relaxed);
-        // Every layer writes: if the pages are another's by now, that one will not say what it should.
+        // Every layer writes. If the pages belong to another sequence by now, that sequence's answer will be wrong.
         for seq in step.seqs {
             let pages = &step.pages[seq.pages_at..][..seq.pages];
             (seq.start..seq.start + seq.rows).for_each(|position| self.cache[place(pages, position)] = u32::MAX);
@@ -269,7 +268,7 @@ impl Runner for Recall {
             let row = &mut self.logits[i * VOCAB as usize..][..VOCAB as usize];
             logits(history, row);
             if !is_right(history, self.shape.right) {
-                // The same numbers for other tokens: wrong whether drawn or greedy, as a rule.
+                // The same logits for other tokens: wrong whether sampled or greedy, as a rule.
                 row[..NEVER_SAID as usize].rotate_right(1);
             }
             self.row_len.push(VOCAB as usize);
@@ -281,7 +280,7 @@ impl Runner for Recall {
 
     fn encode(&mut self, _: EncoderKind, images: &EncoderInput<'_>) -> Result<(), DeviceError> {
         self.seen.batches_between.fetch_add(u64::from(self.begun.is_some()), Ordering::Relaxed);
-        // As on a device, it takes the place of what the last step left.
+        // As on a device, the encoder's output overwrites what the last step left.
         self.row_len.clear();
         self.encoded.clear();
         let count = images.grids.len() as u64;

@@ -1,4 +1,4 @@
-//! Panics on an image's way: in the encoder, and beside it.
+//! Panics in the path of an image: in the encoder, and beside it.
 
 use std::sync::atomic::Ordering::Relaxed;
 

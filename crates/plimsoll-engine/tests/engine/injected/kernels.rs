@@ -16,7 +16,7 @@ use super::hide_injected_panics;
 use crate::common::{collect, exact, fixtures, greedy, quiet};
 use crate::process::own_process;
 
-/// Where this id is computed, the kernels are handed one that the model does not have.
+/// A step that computes this id gives the kernels an id that the model does not have.
 const POISON: u32 = 3;
 
 struct Poisoned {
@@ -146,7 +146,7 @@ fn a_kernel_that_panics_on_a_pool_thread_ends_its_request_alone() {
     assert_eq!(engine.metrics().failed.get(), 3);
 }
 
-/// A step of the streams before every layer of a long prompt, computed above it in one workspace: real kernels, the same bits.
+/// Steps of streams run before every layer of a long prompt, in one workspace. Real kernels give the same bits.
 #[test]
 fn steps_between_the_layers_of_a_long_prompt_change_no_bit() {
     own_process!();

@@ -1,6 +1,6 @@
-//! One scripted life of an engine, moved by hand on one thread: requests that are queued, prefilled in chunks, find a
-//! prefix, are preempted, stream, stop at a string, report log-probabilities, are penalised and aborted. The same on every
-//! run, so that "the n-th allocation" means something.
+//! One scripted life of an engine, run by hand on one thread. Its requests are queued, prefilled in chunks, find a prefix, are preempted,
+//! stream, stop at a string, report log-probabilities, are penalised and aborted. Every run makes the same calls, so "the n-th allocation"
+//! has a meaning.
 
 use std::sync::atomic::Ordering::Acquire;
 
@@ -13,19 +13,19 @@ use crate::common::recall::{Recall, Shape, mix, prompt, recall_bench, says};
 
 /// Requests of a life.
 pub const REQUESTS: usize = 8;
-/// The one that comes when all the others have ended: the engine still serves.
+/// The request that is sent when all others have ended: the engine still serves.
 const LAST: usize = REQUESTS - 1;
-/// The request of the client that goes.
+/// The request whose client disconnects.
 const ABORTED: usize = 1;
-/// The round after which it goes.
+/// The round after which this client disconnects.
 const ABORT_ROUND: usize = 14;
 
-/// Which calls count.
+/// The calls that may be refused or may panic.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Watched {
-    /// Those of the engine's rounds.
+    /// Calls of the engine's rounds.
     Rounds,
-    /// Those of submission, reading and dropping too.
+    /// Calls of the engine's rounds, of submission, reading and dropping.
     Everything,
 }
 
@@ -39,12 +39,12 @@ pub enum Fate {
     Aborted,
 }
 
-/// What a client heard, in a few numbers: holding it takes no heap.
+/// A client's view of a request, in a few numbers: it takes no heap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Heard {
     pub fate: Fate,
     pub tokens: u64,
-    /// Of ids, text, reports and the reason of the end, however they were cut into deltas.
+    /// Hashes of ids, text, reports and finish reason, however they were cut into deltas.
     pub hash: [u64; 3],
 }
 
@@ -81,7 +81,7 @@ pub fn requests() -> Vec<Request> {
     let mut all: Vec<Request> = (0..REQUESTS as u64).map(|i| greedy(&prompt(i, 40), 30)).collect();
     (all[0].logprobs, all[0].prompt_logprobs) = (Some(3), Some(2));
     (all[1].prompt, all[1].max_tokens) = (prompt(1, 20), 70);
-    // The first one's prompt and more.
+    // The first request's prompt and more tokens.
     all[2].prompt = [prompt(0, 40), prompt(11, 9)].concat();
     (all[3].prompt, all[3].max_tokens) = (prompt(3, 20), 80);
     all[3].sampling.frequency_penalty = 0.5;
@@ -89,9 +89,9 @@ pub fn requests() -> Vec<Request> {
     all[3].sampling.temperature = 0.7;
     all[3].sampling.seed = 7;
     all[3].logprobs = Some(0);
-    // With the one before more than the pool holds.
+    // Together with the request before, more than the pool holds.
     (all[4].prompt, all[4].max_tokens) = (prompt(4, 20), 80);
-    // Ends at a character that its answer holds, in the middle, and one that it does not.
+    // Ends at a string in the middle of its answer; its other stop string does not occur.
     let stop = stop_string(&all[5].prompt);
     all[5].stop = vec!["never said at all".into(), stop];
     all[6].prompt = prompt(6, 70);
@@ -99,18 +99,18 @@ pub fn requests() -> Vec<Request> {
     all
 }
 
-/// A token of one printable character out of the middle of what the model says.
+/// Returns the text of a printable token in the middle of the model's answer to `prompt`.
 fn stop_string(prompt: &[u32]) -> String {
     let said = says(prompt, 30);
     let id = said[10..].iter().find(|id| (33..127).contains(*id));
-    // The fixture's ids of printable characters are found by asking its tokenizer.
+    // The tokenizer tells which ids are printable characters.
     let tokenizer =
         plimsoll_text::Tokenizer::from_file(&crate::common::fixtures().join("models/llama/tokenizer.json")).unwrap();
     let text = |id: &u32| String::from_utf8(tokenizer.token_bytes(*id).to_vec()).ok().filter(|s| !s.is_empty());
     id.and_then(text).or_else(|| said[8..].iter().find_map(text)).expect("something readable is said")
 }
 
-/// What the engine counted.
+/// The engine's counters after a life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counted {
     pub preempted: u64,
@@ -121,7 +121,7 @@ pub struct Counted {
     pub recoveries: u64,
 }
 
-/// A finished life.
+/// The result of a finished life.
 #[derive(Clone, Copy, Debug)]
 pub struct Life {
     pub heard: [Heard; REQUESTS],
@@ -129,12 +129,12 @@ pub struct Life {
 }
 
 impl Life {
-    /// How many requests came out like that.
+    /// Returns the number of requests that ended with `fate`.
     pub fn fates(&self, fate: Fate) -> usize {
         self.heard.iter().filter(|heard| heard.fate == fate).count()
     }
 
-    /// A request that was not hit gets the output that it gets without any fault.
+    /// Asserts that requests without a fault get the output of a life without faults.
     pub fn assert_others_as_in(&self, calm: &Life, what: &str) {
         for (i, (heard, calm)) in self.heard.iter().zip(&calm.heard).enumerate() {
             if matches!(heard.fate, Fate::Done) {
@@ -189,7 +189,7 @@ impl Stage {
     }
 }
 
-/// Lives once. What is armed before counts; everything that requests held is back afterwards, or it panics.
+/// Runs one life with the faults that are armed. Panics unless everything that requests held is released.
 pub fn live(script: &[Request], watched: Watched) -> Life {
     let (bench, _) = recall_bench(shape());
     let (engine, hand) = by_hand(bench);
@@ -231,9 +231,9 @@ pub fn live(script: &[Request], watched: Watched) -> Life {
     Life { heard, counted }
 }
 
-/// A life without faults, which must have had all that a sweep is meant to disturb.
+/// Runs a life without faults and asserts that everything happened that a sweep is meant to disturb.
 pub fn calm(script: &[Request], watched: Watched) -> Life {
-    // What is made once and kept (lazily) is made here.
+    // The first life makes the values that are made once and kept.
     live(script, watched);
     let life = live(script, watched);
     let counted = life.counted;

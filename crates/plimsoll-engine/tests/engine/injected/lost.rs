@@ -1,4 +1,4 @@
-//! Pages and state slots that are never given back: found as soon as nothing runs, said, counted, and there again.
+//! Pages and state slots that are never released: they are found when nothing runs, logged, counted, and available again.
 
 use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use crate::common::recall::{Shape, recall_bench, says};
 use crate::common::{drive, full_pools, greedy};
 use crate::process::own_process;
 
-/// Requests of which one loses something at `site`; it is there again a moment after the last has ended.
+/// Runs requests of which one loses pages or slots at `site`. These are available again a moment after the last request has ended.
 fn loses(shape: Shape, site: Site, [pages, slots]: [u64; 2]) {
     hide_injected_panics();
     let (bench, _) = recall_bench(shape);
@@ -41,7 +41,7 @@ fn loses(shape: Shape, site: Site, [pages, slots]: [u64; 2]) {
     }
     assert_eq!((lost(), metrics.recoveries.get()), ([pages, slots], 1));
     full_pools(&engine);
-    // What comes after is served as ever, and nothing more is missed.
+    // Later requests are served as before, and no more pages or slots are lost.
     let again = vec![engine.submit(greedy(&prompt, 8)).unwrap()];
     assert_eq!(drive(&mut hand, again, |_| {})[0].ids, says(&prompt, 8));
     let later = Instant::now() + Duration::from_secs(4);

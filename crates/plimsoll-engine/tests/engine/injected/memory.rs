@@ -11,7 +11,7 @@ use super::life::{Fate, REQUESTS, Watched, calm, live, requests};
 use crate::common::recall::{Shape, recall_bench};
 use crate::process::own_process;
 
-/// A small emergency reserve of the test's own.
+/// Arms a small emergency reserve for the test.
 fn arm_reserve() {
     let ledger = Arc::new(Ledger::new());
     ledger.plan(Component::EmergencyReserve, 1 << 16);
@@ -87,7 +87,7 @@ fn a_request_whose_memory_is_refused_is_told_503_before_it_starts() {
         let calls = faults::disarm_thread().seen;
         hand.run_iteration();
         for nth in 1..=calls {
-            // The last one is the outbox, which nothing but the emergency reserve can pay for.
+            // The last call is for the outbox, which only the emergency reserve can provide.
             if nth == calls {
                 arm_reserve();
             }

@@ -1,7 +1,7 @@
-//! Injected faults: the n-th allocation is refused, or the n-th passage of a place panics, for every n. At most one
-//! request ends with an error. No other request changes, nothing leaks, and the engine goes on.
+//! Injected faults: for every n, the n-th allocation is refused or the n-th passage of a site panics. At most one request ends with an
+//! error. No other request changes, nothing leaks, and the engine continues to serve.
 //!
-//! Faults and the counted heap are the process's, so each test has a process of its own.
+//! Faults and the counted heap belong to the process, so each test runs in a separate process.
 
 mod images;
 mod kernels;
@@ -27,7 +27,7 @@ fn hide_injected_panics() {
     }));
 }
 
-/// Waits until all blocks of the emergency reserve are there again.
+/// Waits until all blocks of the emergency reserve are mapped again.
 fn whole_reserve() {
     let deadline = Instant::now() + Duration::from_secs(10);
     while heap::reserve_blocks_missing() > 0 {

@@ -1,4 +1,4 @@
-//! Panics at every passage of every place in the engine that a request leads through.
+//! Panics at every passage of every site in the engine that a request passes.
 
 use plimsoll_engine::testing::by_hand;
 use plimsoll_memory::faults::{self, EVERY, Site};
@@ -9,7 +9,7 @@ use crate::common::greedy;
 use crate::common::recall::{Shape, recall_bench, says};
 use crate::process::own_process;
 
-/// Sweeps `site`; `check` is given how many requests failed.
+/// Sweeps `site`: each life has a panic at one passage. There are at least `least` passages; each panic fails `failed` requests.
 fn sweep(site: Site, least: u64, failed: usize, recoveries: u64) {
     hide_injected_panics();
     let script = requests();
@@ -103,13 +103,13 @@ fn an_engine_that_goes_round_without_getting_anywhere_starts_over() {
         assert!(faults::disarm_site().hit > 3);
     };
     stuck(&mut hand, 1);
-    // Once is forgiven: everything is computed anew.
+    // The first panic is recovered: everything is computed again.
     (0..12).for_each(|_| hand.run_iteration());
     for reader in [&mut reader, &mut other] {
         let ids: Vec<u32> = std::iter::from_fn(|| reader.take()).flat_map(|d| d.tokens).map(|t| t.id).collect();
         assert_eq!(ids, says(&prompt, 4));
     }
-    // Twice without any progress in between is not.
+    // A second panic without any progress in between ends the request.
     let mut lost = engine.submit(greedy(&prompt, 4)).unwrap();
     stuck(&mut hand, 3);
     assert!(lost.take().is_some_and(|delta| delta.error.is_some()), "it ended");

@@ -1,5 +1,5 @@
-//! What stays resident when the work is done: everything in pinned mode, nothing more than at the start in elastic mode. And a
-//! real engine's emergency reserve, which is given up for a refused allocation and comes back.
+//! Resident memory after the work: all of it in pinned mode, no more than at the start in elastic mode. Also a real engine's emergency
+//! reserve, which is given up for a refused allocation and restored.
 
 use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
@@ -28,7 +28,7 @@ fn options(elastic: bool) -> Options {
     Options { elastic, max_total_token_num: Some(48 << 10), ..exact() }
 }
 
-/// Fills the pool with prompts of which no two are alike.
+/// Fills the pool with prompts that all differ.
 fn fill(engine: &EngineHandle) {
     let len = engine.limits().max_req_total_len as usize - 4;
     let rounds = engine.limits().max_total_token_num as usize / len;
@@ -79,7 +79,7 @@ fn elastic_memory_is_back_ten_seconds_after_the_last_answer() {
     assert!(told() <= 2 * MIB, "{} are in the ledger and were given back", told());
     assert_eq!(engine.status().pages_used.load(Acquire), 0);
     assert!(engine.metrics().trims.get() > 0);
-    // What was given back is there again when it is needed.
+    // Released memory is available again when it is needed.
     fill(&engine);
     end(engine);
 }
@@ -90,7 +90,7 @@ fn pinned_memory_is_constant() {
     own_process!();
     hide_injected_panics();
     let engine = engine("llama", &options(false));
-    // The first answers touch what the heap keeps for them.
+    // The first answers touch the memory that the heap keeps for later ones.
     fill(&engine);
     let baseline = resident();
     for _ in 0..2 {
@@ -111,8 +111,7 @@ fn crowded() -> EngineHandle {
     engine("llama", &Options { max_total_token_num: Some(160), ..exact() })
 }
 
-/// Six clients at once. A client that is told to come back later, because a block of the emergency reserve is missing,
-/// does.
+/// Runs six clients at once. A client that is refused because a reserve block is missing tries again.
 fn crowd(engine: &EngineHandle) -> Vec<(Vec<u32>, String, Option<String>)> {
     let submit = |i: u64| {
         let mut request = greedy(&(0..40).map(|j| (mix(i * 100 + j) % 256) as u32).collect::<Vec<_>>(), 24);
@@ -132,7 +131,7 @@ fn crowd(engine: &EngineHandle) -> Vec<(Vec<u32>, String, Option<String>)> {
     readers.into_iter().map(collect).map(|a| (a.ids, a.text, a.error)).collect()
 }
 
-/// Refuses `run` heap calls in a row, from each of about ten places in the life of a crowd on. No answer changes.
+/// Refuses `run` heap calls in a row, beginning at about ten points of a crowd's run. No answer changes.
 fn refuse_runs(run: u64) {
     let engine = crowded();
     faults::arm_process(0);
@@ -145,7 +144,7 @@ fn refuse_runs(run: u64) {
         let answers = crowd(&engine);
         let hit = faults::disarm_process().hit;
         if hit < run {
-            // The same work makes a few calls fewer when the threads meet differently.
+            // The same work makes a few calls fewer when the threads run in another order.
             refused += hit;
             continue;
         }
@@ -194,7 +193,7 @@ fn nothing_is_admitted_until_the_reserve_is_whole() {
     let calm = crowd(&engine);
     let refused = (0..50).any(|_| {
         drop(heap::give_up_reserve());
-        // The watching thread may have come between.
+        // The watching thread may have restored the reserve in between.
         let refused = match engine.submit(greedy(&[1, 2, 3], 4)) {
             Err(Refusal::Unavailable { message, retry_after_s: 1.. }) => message.contains("reserve"),
             Ok(reader) => {
@@ -208,7 +207,7 @@ fn nothing_is_admitted_until_the_reserve_is_whole() {
     });
     assert!(refused, "a request was let in while the emergency reserve was gone");
     assert_eq!(crowd(&engine), calm);
-    // A refusal wakes the thread that brings its slice back, long before its next look is due.
+    // A refusal wakes the thread that restores the block, long before its next reading is due.
     let mut fastest = Duration::MAX;
     for _ in 0..10 {
         assert!(Vec::<u8>::new().try_reserve_exact(isize::MAX as usize).is_err());
@@ -239,7 +238,7 @@ fn what_an_engine_gave_up_its_calm_neighbour_does_not_take_back() {
         }
     };
     show(MemoryReading { available: 0, ..room }, DegradationLevel::Fail);
-    // The level is taken before the deed.
+    // The engine sets the level before it acts.
     let deadline = Instant::now() + Duration::from_secs(10);
     while heap::reserve_blocks_missing() < BLOCKS {
         assert!(Instant::now() < deadline, "{} blocks were given up", heap::reserve_blocks_missing());
@@ -252,7 +251,7 @@ fn what_an_engine_gave_up_its_calm_neighbour_does_not_take_back() {
     assert_eq!(heap::reserve_blocks_missing(), BLOCKS, "it is given back one level below");
     show(room, DegradationLevel::StopAdmitting);
     whole_reserve();
-    // An engine that ends no longer keeps the emergency reserve given up.
+    // When the engine ends, the emergency reserve is restored.
     show(MemoryReading { available: 0, ..room }, DegradationLevel::Fail);
     drop(squeezed);
     whole_reserve();

@@ -1,4 +1,5 @@
-//! Start-up: the n-th mapping, the n-th heap call is refused. It starts all the same, or says why not and leaves nothing behind.
+//! Start-up with the n-th mapping or the n-th heap call refused. The engine starts all the same, or returns an error and leaves nothing
+//! behind.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -33,7 +34,7 @@ fn ground(name: &str, options: Options) -> Ground {
     Ground { checkpoint, tokenizer, options, host }
 }
 
-/// A line is set and the pool's size open: probe, measure, build anew, self-test.
+/// A memory limit without a size of the pool: the start probes, measures, builds again and tests itself.
 fn measured() -> Options {
     Options { memory_budget: Some("320MiB".parse().unwrap()), max_total_token_num: None, ..exact() }
 }
@@ -50,9 +51,9 @@ impl Ground {
         names.filter(|name| name.extension().is_some_and(|e| e == "lease")).count()
     }
 
-    /// Asks the engine for something and ends it; it must have a emergency reserve by then or get one.
+    /// Sends a request to the engine and ends it; the engine must have an emergency reserve by then or get one.
     fn use_and_end(&self, engine: EngineHandle) {
-        // A refusal at the very end of the start has cost the emergency reserve itself, and nothing is admitted until it is whole.
+        // A refusal at the very end of the start may have used the reserve. Nothing is admitted until it is restored.
         whole_reserve();
         assert_eq!(ask(&engine, greedy(&[1, 2, 3], 4)).ids.len(), 4);
         assert!(engine.ledger().allocations().1 == 0 && engine.status().pages_total.load(Acquire) > 0);
@@ -74,7 +75,7 @@ impl Ground {
     }
 }
 
-/// Threads of this process with a name that begins like that.
+/// Returns the number of this process's threads with a name that begins with `name`.
 fn threads(name: &str) -> usize {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
     let comm = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("comm")).unwrap_or_default();
@@ -127,11 +128,11 @@ fn every_mapping_of_a_start_may_be_refused() {
     assert!(swept >= 20 && refused >= 5, "{swept} swept, {refused} refused");
 }
 
-/// Starts at most; beyond that every k-th call is taken.
+/// Most starts of a sweep; with more calls every k-th call is refused.
 const STARTS_MAX: u64 = 700;
 
-/// The watching thread takes its first look beside the end of start-up, sooner or later: some seventy calls here, with what the machine
-/// has to tell of itself.
+/// Upper limit of the heap calls of the watching thread's first reading. It runs beside the end of start-up, sooner or later: some seventy
+/// calls here.
 const LOOK_CALLS: u64 = 160;
 
 #[test]

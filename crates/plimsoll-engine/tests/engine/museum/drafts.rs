@@ -29,7 +29,7 @@ fn v_05_optimistic_takes_no_snapshot() {
         rises.push(heap_rise(|| assert_eq!(ask(&engine, greedy(&[5, 6, 7], tokens)).ids.len() as u32, tokens)));
         quiet(&engine);
     }
-    // One copied state a step would be three megabytes an answer.
+    // One copied state a step would be three megabytes for an answer.
     assert!(rises.len() > 3 && rises[1..].iter().all(|rise| *rise < rises[0] + (256 << 10)), "{rises:?}");
     assert_eq!((engine.metrics().checkpoints_made.get(), device(&engine)), (0, before));
 }
@@ -53,7 +53,7 @@ fn v_17_no_draft_outlives_its_request() {
     };
     let (start, said) = (prompt(1, 20), says(&prompt(1, 20), 40));
     for at in 1..24 {
-        // Its client goes, it stops inside a draft, it comes to its limit, it fails.
+        // The request is aborted by its client, stops inside a draft, reaches its limit, or fails.
         follow(greedy(&start, 60), at);
         follow(Request { stop_token_ids: vec![said[at]], ..greedy(&start, 60) }, 40);
         follow(greedy(&start, at as u32), 40);
@@ -126,10 +126,10 @@ fn v_x_a_panic_between_check_and_acceptance_rolls_back() {
             failed += usize::from(answer.error.is_some());
             assert!(said.starts_with(&answer.ids) && (answer.error.is_some() || answer.ids == said), "panic {nth}");
         }
-        // A panic while guessing costs the guesses; one while choosing costs the request.
+        // A panic while drafting costs the drafts; a panic while sampling costs the request.
         assert!(failed <= 1, "panic {nth}");
         (failures, costless) = (failures + failed, costless + 1 - failed);
-        // A later request with the same prompt finds nothing of it.
+        // A later request with the same prompt is not affected.
         let readers = prompts.iter().map(submit).collect();
         for (prompt, answer) in prompts.iter().zip(drive(&mut hand, readers, |_| {})) {
             assert_eq!((answer.ids, answer.error), (says(prompt, 12), None), "after panic {nth}");
@@ -211,7 +211,7 @@ fn t_40_preemption_at_any_step_counts_nothing_twice() {
                 let own = status.slots_used.load(Acquire) - status.slots_kept.load(Acquire);
                 assert_eq!(own, status.running.load(Acquire) * width as u64, "slots of those who run");
                 if round >= offset {
-                    // Up the degradation levels to the level that preempts; then down one and up again, every seven rounds.
+                    // Readings raise the degradation to the level that preempts; then it falls by one and rises again every seven rounds.
                     let up = round - offset < 5 || (round - offset) % 7 == 4;
                     take_reading(&engine, if up { short } else { calm });
                 }

@@ -17,7 +17,7 @@ const QWEN35_STATE_BYTES: u64 = 3 * (128 * 3 + 4 * 16 * 16) * 4;
 /// Models with other states than Gated DeltaNet's: short convolutions, and Mamba-2 alone, beside attention, and with experts.
 const OTHER_STATES: [&str; 5] = ["lfm2", "lfm2-moe", "granite4-h-moe", "falcon-h1", "nemotron-h-moe"];
 
-/// A conversation of `turns`: each starts from the end of the last one's input, and says what `expected` says.
+/// A conversation of `turns` turns: each starts from the end of the last one's input and generates the tokens of `expected`.
 fn chat(engine: &EngineHandle, seed: u64, turns: u64, expected: impl Fn(Request) -> Option<Vec<u32>>) {
     let mut history = prompt(seed, 60);
     let mut end_before = 0;
@@ -79,7 +79,7 @@ fn peaks_alike(model: &str) {
     };
     let ((four, answer), (many, same)) = (run(475), run(16));
     assert_eq!(answer, same, "{model}: 4 chunks or 119");
-    // 115 more states held on to would be 1.9 MB of qwen3.5.
+    // 115 more retained states would be 1.9 MB of qwen3.5.
     assert!(many <= four + (16 << 10), "{model}: {four} bytes of heap in 4 chunks, {many} in 119");
 }
 

@@ -1,7 +1,7 @@
-//! The regression museum: failures of other engines, as tests that Plimsoll does not fail so. There is one test for each row of the
-//! catalogue, named by the row's id. The list is `tests/museum/README.md` at the top of the repository.
+//! The regression museum: failures of other engines, as tests that Plimsoll does not fail in the same way. Each row of the catalogue has
+//! one test, named by the row's id. The list is `tests/museum/README.md` at the top of the repository.
 //!
-//! The counted heap, mappings and injected faults are the process's, so every test has a process of its own.
+//! The counted heap, mappings and injected faults belong to the process, so every test runs in a separate process.
 
 mod drafts;
 mod hybrid;
@@ -15,7 +15,7 @@ use plimsoll_memory::{Component, faults, heap};
 use crate::common::recall::{mix, prompt};
 use crate::common::{collect, full_pools, greedy, quiet, settle};
 
-/// Waits until nothing is left of engines that were dropped.
+/// Waits until dropped engines have released all regions.
 fn gone() {
     let deadline = Instant::now() + Duration::from_secs(20);
     while faults::region_bytes() > 0 {
@@ -25,7 +25,8 @@ fn gone() {
     settle();
 }
 
-/// Requests of all lengths with beginnings in common, a third of them aborted early or late; the others say what `expected` says.
+/// Runs requests of all lengths with common beginnings. A third are aborted early or late; the others must generate the tokens of
+/// `expected`.
 fn crowd(engine: &EngineHandle, seed: u64, count: u64, expected: impl Fn(&[u32], usize) -> Option<Vec<u32>>) {
     let dice = |i: u64, salt: u64, n: u64| mix(seed * 1_000_003 + i * 101 + salt) % n;
     let mut open: VecDeque<(Request, Reader)> = VecDeque::new();
@@ -49,14 +50,14 @@ fn crowd(engine: &EngineHandle, seed: u64, count: u64, expected: impl Fn(&[u32],
     full_pools(engine);
 }
 
-/// What is mapped, and what the ledger has for each pool: it never changes while an engine serves.
+/// Returns the mapped bytes and the ledger's bytes of each pool: they never change while an engine serves.
 fn device(engine: &EngineHandle) -> (u64, Vec<u64>) {
     let pools = [Component::KvPages, Component::StateSlots, Component::StepWorkspace, Component::Weights];
     assert_eq!(engine.ledger().allocations().1, 0, "device allocations after ready");
     (faults::region_bytes(), pools.iter().map(|pool| engine.ledger().row(*pool).committed).collect())
 }
 
-/// How far the heap rises above what it was while `work` is done.
+/// Returns how far the heap's peak during `work` is above its size before.
 fn heap_rise(work: impl FnOnce()) -> u64 {
     heap::restart_peak();
     let before = heap::in_use();

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// A grammar with next tokens that depend on all tokens before: one of three classes may not come, half of the tokens may
-/// count together, and after so many tokens nothing may.
+/// A grammar whose next tokens depend on all tokens before: one of three classes is forbidden. At times ids from 128 on may be grouped. It
+/// is complete after a fixed number of tokens.
 #[derive(Debug)]
 pub(super) struct Weave(pub u64);
 
@@ -46,7 +46,7 @@ impl Constraint for Weaving {
     }
 }
 
-/// A form of one token, again and again.
+/// A grammar that allows one token, again and again.
 #[derive(Debug)]
 struct Ever(u32);
 
@@ -78,7 +78,8 @@ impl Constraint for Mask {
     }
 }
 
-/// A form that takes so long to say what may come next, and what may come first, and is not to be asked before.
+/// A grammar that takes the first duration for each later token and the second for the first token. It must not be asked before it is
+/// ready.
 #[derive(Debug)]
 struct Ponder(Duration, Duration);
 
@@ -124,8 +125,7 @@ impl Constraint for Pondering {
     }
 }
 
-/// A sequence that waits for its grammar's next tokens takes part in no step, with or without drafts. Others go on
-/// meanwhile.
+/// A sequence that waits for its grammar's next tokens takes part in no step, with or without drafts. Other sequences continue.
 #[test]
 fn slow_grammar_delays_no_other_request() {
     for shape in
@@ -149,7 +149,7 @@ fn slow_grammar_delays_no_other_request() {
     }
 }
 
-/// Neither does a sequence that has just arrived and finds its grammar busy.
+/// A sequence that has just arrived and finds its grammar busy takes part in no step.
 #[test]
 fn a_new_request_whose_grammar_is_busy_joins_no_step() {
     let (engine, _) = recall_engine(Shape { step_time: Duration::from_millis(1), ..Shape::default() });
@@ -166,7 +166,7 @@ fn a_new_request_whose_grammar_is_busy_joins_no_step() {
     quiet(&engine);
 }
 
-/// Waiting for a form is no standstill while it gets on, however long its next token takes.
+/// Waiting for a grammar is no stall while the grammar progresses, however long its next token takes.
 #[test]
 fn grammar_slower_than_the_stall_limit_is_not_a_stall() {
     let (engine, _) = recall_engine(Shape::default());

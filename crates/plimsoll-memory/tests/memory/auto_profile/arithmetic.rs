@@ -13,7 +13,7 @@ fn fraction(text: &str) -> Fraction {
     text.parse().unwrap()
 }
 
-/// The seed's numbers: 80 GiB, a peak of 35, a neighbour of 10.
+/// Example sizes in GiB: a device of 80, a peak of 35, available 35.
 fn golden(probe: u64, share: &str) -> SizingInput {
     SizingInput {
         total: 80 * GIB,
@@ -71,7 +71,7 @@ fn a04_clamps_warn_once_with_both_numbers() {
     assert_eq!(target.peers, 0);
     assert!(target.tokens > 577_536);
     assert!(matches!(target.warnings.as_slice(), [SizingWarning::PeersClamped { .. }]));
-    // Exactly all of it is no contradiction.
+    // A need of exactly the whole memory is no contradiction.
     assert!(target_tokens(&SizingInput { available_now: 45 * GIB, ..input }).warnings.is_empty());
 }
 
@@ -116,7 +116,7 @@ proptest! {
     fn a06_target_is_monotone(input in any_input(), more in 1u64..40 * GIB) {
         let tokens = |input: &SizingInput| target_tokens(input).tokens;
         let base = tokens(&input);
-        // More fixed parts, more emergency reserve, fewer available (more peers): never more tokens.
+        // More fixed parts, a larger emergency reserve, or less available memory (more peers): never more tokens.
         let peak_reserved = input.peak_reserved.saturating_add(more);
         let emergency_reserve = input.emergency_reserve.saturating_add(more);
         let available_now = input.available_now.saturating_sub(more);
@@ -127,7 +127,7 @@ proptest! {
         ] {
             prop_assert!(tokens(&worse) <= base);
         }
-        // A larger cell enters the probe's share too; with the fixed part held equal it is monotone.
+        // A larger cell enters the probe's share too; with an equal fixed part the result is monotone.
         let bare = SizingInput { probe_tokens: 0, ..input };
         let coarse = SizingInput { cell_bytes: input.cell_bytes.saturating_add(more % 4096), ..bare };
         prop_assert!(tokens(&coarse) <= tokens(&bare));
@@ -190,7 +190,7 @@ fn joint(budget: u64) -> JointInput {
 
 #[test]
 fn a35_the_margin_is_applied_once() {
-    // Everything but the pools takes nothing here, so that the pools' share is the fraction itself.
+    // Only the pools take memory here, so that the pools' share is the fraction itself.
     let input = SizingInput {
         peak_reserved: 0,
         probe_tokens: 0,
@@ -214,10 +214,10 @@ fn a37_ratio_and_balance_by_hand() {
     assert_eq!((split.pages, split.tokens), (14_780, 236_480));
     let half = JointInput { state_ratio: Some(fraction("0.5")), ..joint(20 * GIB) };
     assert_eq!(solve(&half).unwrap().requests, 102);
-    // Capped by the requests there can be, the unused share of the state goes to KV.
+    // If the number of requests is capped, the unused share of the state goes to KV.
     let most = JointInput { state_ratio: Some(fraction("0.9")), max_requests: 10, ..joint(20 * GIB) };
     assert_eq!((solve(&most).unwrap().requests, solve(&most).unwrap().kv_bytes), (10, 19_480 * MIB));
-    // Requests that hold no KV to speak of must not take the KV that has to be there.
+    // Requests that hold hardly any KV must not take the required KV.
     let bare = solve(&JointInput { tokens_per_request: 0, max_requests: 9999, ..joint(20 * GIB) });
     assert_eq!(bare.unwrap().requests, 199);
     let error = solve(&JointInput { state_ratio: Some(fraction("0.99")), ..joint(20 * GIB) }).unwrap_err();

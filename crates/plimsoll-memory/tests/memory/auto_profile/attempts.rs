@@ -1,4 +1,4 @@
-//! The way from probe to self-test on one rank.
+//! The steps from probe to self-test on one rank.
 
 use super::fake::{ATTENTION, CELL, Fake, GIB, MIB, Wrong, has_negative_number, production, usual_config};
 use plimsoll_memory::sizing::diagnose::Stage;
@@ -18,7 +18,7 @@ pub fn fails(cfg: &ProfileConfig, fake: &mut Fake) -> SizingError {
     }
 }
 
-/// What [`Fake::usual`] must arrive at, worked out here from its parts.
+/// Returns the tokens that [`Fake::usual`] must arrive at, calculated from its parts.
 pub fn usual_target() -> u64 {
     let room = 80 * GIB - 10 * GIB - 18 * GIB - 2 * GIB - ATTENTION - EMERGENCY_RESERVE_BYTES;
     let tokens = u128::from(room) * 95 / 100 / u128::from(CELL);
@@ -46,7 +46,7 @@ fn a09_the_probe_may_be_smaller_than_the_longest_context() {
     let mut fake = Fake::usual();
     assert!(auto_profile(&cfg, &mut fake).is_ok());
     assert_eq!(fake.built[0].tokens, 8192);
-    // Every other check stays in force.
+    // Every other check still applies.
     assert!(matches!(check_sizes(PoolPhase::Probe, 4095, &cfg), Err(SizingError::BatchExceedsCapacity { .. })));
     let zero = ProfileConfig { cell_bytes: 0, ..cfg };
     assert!(matches!(fails(&zero, &mut Fake::usual()), SizingError::Zero { .. }));
@@ -116,7 +116,7 @@ fn a11_a_hybrid_model_starts_where_larger_probes_starved_it() {
         };
         assert!(slots < 2 * 64, "{starving}: {slots}");
     }
-    // State is frozen from the first production attempt on, and sized with KV, not on top of it.
+    // The state is fixed from the first production attempt on. It is sized with KV, not on top of it.
     let split = outcome.shape.tokens * (CELL / 4) + outcome.shape.state_slots * 50 * MIB;
     assert!(split <= outcome.target.unwrap().budget);
 }
@@ -206,7 +206,7 @@ fn a19_no_generation_outlives_its_successor() {
     let outcome = auto_profile(&usual_config(), &mut fake).unwrap();
     let numbers: Vec<u32> = fake.built.iter().map(|s| s.generation).collect();
     assert_eq!(numbers, [1, 2, 3, 4]);
-    // The ledger shows one generation's bytes, the last one's.
+    // The ledger has the bytes of one generation, the last one.
     assert_eq!(fake.held("kv"), outcome.shape.tokens * CELL);
     assert_eq!(fake.held("attention"), ATTENTION);
     let steps: Vec<&str> =
@@ -237,7 +237,7 @@ fn a21_reserve_follows_the_rebuild_and_goes_with_the_teardown() {
     assert_eq!(outcome.emergency_reserve_bytes, EMERGENCY_RESERVE_BYTES);
     drop(outcome);
     assert_eq!(fake.held("reserve"), 0);
-    // A emergency reserve that does not fit is a reason to shrink like any other.
+    // An emergency reserve that does not fit shrinks the pools like any other allocation.
     let mut fake = Fake::usual();
     // The weights, the probe's three and its scratch, then three for production: the ninth is the emergency reserve.
     fake.ledger().fail_allocation = vec![9];
@@ -265,7 +265,7 @@ fn a22_more_than_all_shrinks_could_free_fails_at_once() {
     fake.wrong.insert(2, Wrong::Short(freed + 1));
     let SizingError::OutOfMemory(found) = fails(&usual_config(), &mut fake) else { panic!() };
     assert_eq!((found.stage, found.attempts, fake.self_tests), (Stage::BeyondKv, 1, 2));
-    // One byte less is worth trying.
+    // One byte less is a reason to try again.
     let mut fake = Fake::usual();
     fake.wrong.insert(2, Wrong::Short(freed));
     assert!(auto_profile(&usual_config(), &mut fake).is_ok());
@@ -402,7 +402,7 @@ fn a40_three_smokes() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// A8 and A36 over whole start-ups: what starts fits, what fails leaves nothing and says nothing absurd.
+    /// A8 and A36 over whole start-ups: a start that succeeds fits. A start that fails leaves nothing and reports no absurd numbers.
     #[test]
     fn a08_whatever_starts_fits(
         total in 1u64..100 * GIB, parts in prop::collection::vec(0u64..1000, 3), scratch in 0u64..8 * GIB,

@@ -1,11 +1,11 @@
-//! A draft model beside the main one: its weights, its keys and values and its scratch are in the sizing, and it is tested alone
-//! and together with the main model (A16).
+//! A draft model beside the main one: sizing includes its weights, its KV cache and its scratch. It is tested alone and together with the
+//! main model (A16).
 
 use super::attempts::{fails, usual_target};
 use super::fake::{ATTENTION, CELL, Fake, GIB, production, usual_config};
 use plimsoll_memory::sizing::{EMERGENCY_RESERVE_BYTES, Mode, ProfileConfig, auto_profile};
 
-/// 4 GiB of weights, an eighth of the main model's keys and values for each token, 1 GiB of scratch.
+/// 4 GiB of weights, an eighth of the main model's KV cache for each token, 1 GiB of scratch.
 const DRAFT_CELL: u64 = CELL / 8;
 
 fn with_draft() -> (ProfileConfig, Fake) {
@@ -46,12 +46,12 @@ fn a16_the_peak_is_that_of_both_together() {
 
 #[test]
 fn a16_a_draft_that_does_not_fit_is_named() {
-    // Alone it needs more than is left: known in the probe.
+    // Alone the draft model needs more than is left: the probe finds this.
     let (cfg, mut fake) = with_draft();
     fake.draft = Some(60 * GIB);
     let text = fails(&cfg, &mut fake).to_string();
     assert!(text.contains("'draft workspace'"), "{text}");
-    // Alone it fits, together it does not.
+    // Alone the draft model fits, together with the main model it does not.
     let (cfg, mut fake) = with_draft();
     fake.draft = Some(46 * GIB);
     let text = fails(&cfg, &mut fake).to_string();
@@ -64,7 +64,7 @@ fn a16_a_draft_that_does_not_fit_is_named() {
 fn e27_a_draft_of_another_cell_size_is_part_of_the_cell() {
     let (cfg, mut fake) = with_draft();
     auto_profile(&cfg, &mut fake).unwrap();
-    // Forgetting the draft's share makes the plan too large for its own pools: the build is refused, not the server killed.
+    // Without the draft's share the plan is too large for its own pools: the build is refused, the server is not killed.
     let (cfg, mut fake) = with_draft();
     let forgetful = ProfileConfig { cell_bytes: CELL, ..cfg };
     let built = auto_profile(&forgetful, &mut fake).map(|outcome| outcome.shape.tokens);

@@ -3,7 +3,7 @@
 use super::fake::{CELL, Fake, GIB, MIB, Wrong, has_negative_number, production, usual_config};
 use plimsoll_memory::sizing::{Mode, ProfileConfig, SizingError, SizingWarning, StatePool, auto_profile};
 
-/// What a row expects: tokens to be judged, or a part of the message.
+/// The expected result of a row: a check of the tokens, or parts of the message.
 enum Expect {
     Starts(fn(u64) -> bool),
     Says(&'static [&'static str]),
@@ -184,7 +184,7 @@ fn e13_attempts_after_a_peer_came_stay_inside_what_it_left() {
 #[test]
 fn e14_a_shrinking_peer_is_never_negative() {
     let mut fake = Fake::usual();
-    // Integrated memory: the system calls more available than there is.
+    // Integrated memory: the system reports more available memory than there is.
     fake.ledger().peers = 0;
     let outcome = auto_profile(&usual_config(), &mut fake).unwrap();
     assert_eq!(outcome.target.unwrap().peers, 0);
@@ -192,7 +192,7 @@ fn e14_a_shrinking_peer_is_never_negative() {
 
 #[test]
 fn e22_e23_scales_padding_and_a_hold_slot_do_not_bend_the_sum() {
-    // Whatever is constant across generations (a hold slot, padding of the last page) is in the fixed part once.
+    // A constant part of all generations (a hold slot, padding of the last page) counts once in the fixed part.
     let plain = auto_profile(&usual_config(), &mut Fake::usual()).unwrap().shape.tokens;
     let mut fake = Fake::usual();
     fake.load("hold slot", 16 * CELL);

@@ -1,7 +1,6 @@
 //! A device of any capacity, with neighbours that follow a script and allocations that fail on demand.
 //!
-//! Memory is accounted by values that give it back when dropped, as in a real arena, so that a leak is a value that
-//! someone kept.
+//! Memory is accounted by values that release it when dropped, as in a real arena. A leak is a value that is still held.
 
 use plimsoll_memory::sizing::{
     Component, DeviceNow, Event, Failure, Generations, Measured, OutOfMemory, PoolCount, PoolPhase, ProfileConfig,
@@ -15,10 +14,10 @@ pub const GIB: u64 = 1 << 30;
 pub const MIB: u64 = 1 << 20;
 /// 8 heads × 64 dimensions × 32 layers × K and V × 2 bytes.
 pub const CELL: u64 = 65_536;
-/// What a generation holds besides its pools.
+/// Bytes that a generation holds besides its pools.
 pub const ATTENTION: u64 = 64 * MIB;
 
-/// What is taken of the device, by whom, and the most it has been.
+/// Memory of the simulated device: its size, the bytes of peers, the bytes of each owner, and the peak.
 #[derive(Default)]
 pub struct Ledger {
     pub total: u64,
@@ -40,7 +39,7 @@ impl Ledger {
     }
 }
 
-/// Memory of the device, given back on drop.
+/// Memory of the device, released on drop.
 pub struct Block {
     ledger: Arc<Mutex<Ledger>>,
     owner: &'static str,
@@ -53,7 +52,7 @@ impl Drop for Block {
     }
 }
 
-/// A generation: everything with a size that depends on capacity.
+/// A generation: all memory with a size that depends on capacity.
 pub struct Gen {
     pub shape: Shape,
     pub blocks: Vec<Block>,
@@ -66,13 +65,13 @@ pub struct Gen {
 /// How the n-th self-test goes wrong.
 #[derive(Clone, Copy)]
 pub enum Wrong {
-    /// It runs out of memory by so many bytes.
+    /// The self-test runs out of memory by this many bytes.
     Short(u64),
-    /// A shape error, say.
+    /// The self-test fails with another error, such as a shape error.
     Bug,
-    /// It runs out of memory and loses a KV slot on the way.
+    /// The self-test runs out of memory and loses a KV slot.
     ShortAndLeaky,
-    /// It passes, but does not return a slot.
+    /// The self-test passes, but does not return a slot.
     Leaky,
 }
 
@@ -82,13 +81,13 @@ pub struct Fake {
     pub slot_bytes: u64,
     /// Scratch of a self-test, beside the pools.
     pub scratch: u64,
-    /// Scratch of the draft model, where one is resident: it is tested alone, then together with the main model.
+    /// Scratch of the draft model, if one is loaded: it is tested alone, then together with the main model.
     pub draft: Option<u64>,
-    /// Self-tests that go wrong, counted from 1.
+    /// Self-tests that fail, counted from 1.
     pub wrong: BTreeMap<u32, Wrong>,
-    /// From this self-test on all run out of memory by one byte.
+    /// From this self-test on, all run out of memory by one byte.
     pub always_short_from: Option<u32>,
-    /// The neighbours' bytes from a generation's build on.
+    /// The peers' bytes from a generation's build on.
     pub peers_at_build: BTreeMap<u32, u64>,
     /// Generations that leave their KV cache with the pool after teardown, where no ledger line shows it.
     pub slack_at_teardown: Vec<u32>,
@@ -132,12 +131,12 @@ impl Fake {
         fake
     }
 
-    /// The usual one: 80 GiB, 18 of them weights, 10 a neighbour's, 2 of scratch.
+    /// The usual device: 80 GiB, with 18 of weights, 10 of a peer and 2 of scratch.
     pub fn usual() -> Self {
         Self::new(80 * GIB, 18 * GIB, 10 * GIB, 2 * GIB)
     }
 
-    /// Something that stays for as long as the process does.
+    /// Allocates memory that is held as long as the process lives.
     pub fn load(&mut self, owner: &'static str, bytes: u64) {
         let block = self.take(owner, bytes).expect("what is loaded first fits");
         self.weights.push(block);
@@ -318,7 +317,7 @@ pub fn production(fake: &Fake) -> Vec<u64> {
     fake.built.iter().filter(|s| s.phase == PoolPhase::Production).map(|s| s.tokens).collect()
 }
 
-/// Connects ranks: each rank hands in a value and waits for all others, which must be doing the same.
+/// Connects ranks: each rank hands in a value and waits for all others in the same collective.
 pub struct Link {
     ranks: usize,
     state: Mutex<Round>,

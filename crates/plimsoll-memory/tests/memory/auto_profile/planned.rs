@@ -1,4 +1,4 @@
-//! Plan once, build once, test once; and what happens where the plan does not hold. The dry run beside a server.
+//! Plan once, build once, test once; and starts for which the plan is wrong. Also the dry run beside a server.
 
 use super::attempts::{fails, hybrid_config, hybrid_device, usual_target};
 use super::fake::{CELL, Fake, GIB, Wrong, production, usual_config};
@@ -21,7 +21,7 @@ fn a_plan_that_holds_is_built_once_and_tested_once() {
         (outcome.emergency_reserve_bytes, fake.held("reserve")),
         (EMERGENCY_RESERVE_BYTES, EMERGENCY_RESERVE_BYTES)
     );
-    // The same arithmetic over its own peak as over a probe's.
+    // The arithmetic over the plan's peak is that over a probe's peak.
     let auto = auto_profile(&usual_config(), &mut Fake::usual()).unwrap();
     assert_eq!(outcome.target, auto.target);
     assert_eq!((outcome.shape.phase, outcome.max_seq_len), (auto.shape.phase, auto.max_seq_len));
@@ -39,7 +39,7 @@ fn a_plan_of_one_page_too_many_is_found_out_and_measured_anew() {
 
 #[test]
 fn a_plan_smaller_than_what_fits_is_kept() {
-    // A pool no larger than all requests can use is what the planner may want.
+    // The planner may want a pool no larger than all requests can use.
     let mut fake = Fake::usual();
     let outcome = auto_profile(&planned(100_000), &mut fake).unwrap();
     assert_eq!((outcome.shape.tokens, fake.self_tests), (100_000, 1));
@@ -60,13 +60,13 @@ fn memory_that_runs_out_under_a_plan_sends_it_back_to_the_probe() {
     fake.wrong.insert(1, Wrong::Short(1));
     let outcome = auto_profile(&planned(usual_target()), &mut fake).unwrap();
     assert_eq!((outcome.shape.tokens, outcome.attempts, fake.self_tests), (usual_target(), 1, 3));
-    // When it always runs out: the plan, the probe, and auto mode's four.
+    // If every self-test runs out of memory: the plan, the probe, and auto mode's four attempts.
     let mut fake = Fake::usual();
     fake.wrong.insert(1, Wrong::Short(1));
     fake.always_short_from = Some(3);
     assert!(matches!(fails(&planned(usual_target()), &mut fake), SizingError::OutOfMemory(_)));
     assert_eq!((fake.self_tests, fake.held("kv")), (6, 0));
-    // A peer that comes between plan and build is seen as what it is.
+    // A peer that starts between plan and build is counted as a peer.
     let mut fake = Fake::usual();
     fake.peers_at_build.insert(1, 30 * GIB);
     let outcome = auto_profile(&planned(usual_target()), &mut fake).unwrap();
@@ -109,13 +109,13 @@ fn a39_the_dry_run_probes_reports_and_leaves_nothing() {
     assert_eq!((report.chosen_tokens, report.delta()), (usual_target(), i128::from(usual_target()) - 500_000));
     assert_eq!((fake.built.len(), fake.built[0].phase, fake.teardowns), (1, PoolPhase::Probe, 1));
     assert_eq!(fake.ledger().own(), 18 * GIB, "only the weights are left");
-    // Beside a server that holds most of the machine it says what would be left, and takes none of it.
+    // Beside a server that holds most of the machine the dry run reports what would be left, and takes none of it.
     let mut fake = Fake::usual();
     fake.ledger().peers += 40 * GIB;
     let report = dry_run(&usual_config(), &mut fake, usual_target()).unwrap();
     assert!(report.delta() < 0 && report.refusal.is_none(), "{report}");
     assert!(report.to_string().contains("fewer"), "{report}");
-    // Where not even the probe fits there is nothing to report.
+    // If not even the probe fits, there is nothing to report.
     let mut fake = Fake::usual();
     fake.ledger().peers = 62 * GIB - (256 << 20);
     assert!(matches!(dry_run(&usual_config(), &mut fake, 1).unwrap_err(), SizingError::ProbeDoesNotFit { .. }));
@@ -125,7 +125,7 @@ fn a39_the_dry_run_probes_reports_and_leaves_nothing() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
-    /// Whatever is planned, what starts passes auto mode's own arithmetic.
+    /// Whatever was planned, a successful start passes auto mode's own arithmetic.
     #[test]
     fn whatever_was_planned_what_starts_fits(
         peers in 0u64..70 * GIB, scratch in 0u64..6 * GIB, tokens in 0u64..1_200_000, clamp in any::<bool>(),

@@ -1,4 +1,4 @@
-//! Several ranks: the least decides, all decide alike, and none is left waiting.
+//! Several ranks: the smallest result decides, all decide alike, and none is left waiting.
 
 use super::fake::{Fake, GIB, Link, Wrong, production, usual_config};
 use plimsoll_memory::sizing::{ProfileConfig, SizingError, auto_profile};
@@ -68,7 +68,7 @@ fn a22_all_ranks_give_up_together() {
     assert!(reports[0].0.as_ref().unwrap_err().to_string().contains("another rank ran out of memory"));
 }
 
-/// Every place where a single rank can fail: the others learn of it and end too, with their own words.
+/// Every place where a single rank can fail: the other ranks are told, and end with an error too.
 #[test]
 fn a22_a_failing_rank_strands_no_request() {
     type Prepare = fn(&mut Fake);
@@ -94,7 +94,7 @@ fn a22_a_failing_rank_strands_no_request() {
         ("probe does not fit", |f| f.ledger().peers = 61 * GIB + GIB / 2),
         ("nothing fits", |f| f.ledger().peers = 59 * GIB + GIB / 4),
     ];
-    // A emergency reserve that only the crowded rank has no room for.
+    // An emergency reserve for which only the crowded rank has no room.
     let cfg = ProfileConfig { emergency_reserve_bytes: GIB, ..usual_config() };
     for (name, prepare) in cases {
         let mut bad = with_peers(0);

@@ -40,7 +40,7 @@ fn v2_usage_leaves_out_clean_file_cache_only() {
     );
     fake.put("sys/fs/cgroup/a/memory.stat", &stat);
     let now = fake.now();
-    // 6 used, 3 of it cache, 1 of that not clean: 4 count. One of these four is ours.
+    // 6 GiB are used, 3 of them cache, of which 1 is not clean: 4 count. One of these four is the process's.
     assert_eq!(now.available, 4 * GIB);
     assert_eq!(now.used_by_others, 3 * GIB);
     assert_eq!(now.own.rss_anon, GIB);
@@ -56,7 +56,7 @@ fn usage_of_a_parent_counts_siblings() {
     fake.put("sys/fs/cgroup/a/b/memory.current", &GIB.to_string());
     let now = fake.now();
     assert_eq!(now.available, 3 * GIB);
-    // Of the effective 9, only 10 - 6 = 4 can be ours.
+    // Of the effective 9 GiB, only 10 - 6 = 4 can be the process's.
     assert_eq!(now.used_by_others, 5 * GIB);
 }
 
@@ -107,7 +107,7 @@ fn a_path_outside_of_the_namespace_falls_back_to_the_mount() {
         let fake = Fake::new();
         fake.machine(64 * GIB, 60 * GIB, 0).v2(path);
         fake.put("sys/fs/cgroup/memory.max", &GIB.to_string());
-        // A directory outside of the mount, which `..` must not reach.
+        // A directory outside the mount, which `..` must not reach.
         fake.put("sys/fs/elsewhere/memory.max", "1");
         assert_eq!(fake.limits().effective, GIB, "{path}");
     }

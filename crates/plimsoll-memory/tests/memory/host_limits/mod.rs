@@ -1,4 +1,4 @@
-//! What the machine lets the process have, read from made-up `/proc` and `/sys` trees, and from the real ones.
+//! The process's memory limits and readings, from simulated `/proc` and `/sys` trees and from the real ones.
 
 mod cgroups;
 
@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 const GIB: u64 = 1 << 30;
 const MIB: u64 = 1 << 20;
 
-/// A directory that plays the root of a machine, removed at the end.
+/// A directory that simulates the root of a machine, removed at the end.
 struct Fake {
     dir: PathBuf,
 }
@@ -33,7 +33,7 @@ impl Fake {
         self
     }
 
-    /// A machine of `total` bytes, `available` of them, with this process using `rss` of anonymous memory.
+    /// A machine of `total` bytes, of which `available` are available. This process uses `rss` bytes of anonymous memory.
     fn machine(&self, total: u64, available: u64, rss: u64) -> &Self {
         let (total, available, rss) = (total / 1024, available / 1024, rss / 1024);
         self.put("proc/meminfo", &format!("MemTotal: {total} kB\nMemFree: 1 kB\nMemAvailable: {available} kB\nSwapTotal: 2048 kB\nSwapFree: 1024 kB\n"));
@@ -94,7 +94,7 @@ fn rlimits_bind_by_what_they_count() {
         + &line("Max open files", "1024")
         + &line("Max address space", &(10 * GIB).to_string());
     fake.put("proc/self/limits", &text);
-    // Three more GiB of address space are reserved than are resident.
+    // Three more GiB of address space are reserved than resident.
     let status = std::fs::read_to_string(fake.dir.join("proc/self/status")).unwrap();
     fake.put("proc/self/status", &status.replace("VmSize: 1048576 kB", "VmSize: 4194304 kB"));
     let (limits, now) = (fake.limits(), fake.now());
@@ -103,7 +103,7 @@ fn rlimits_bind_by_what_they_count() {
     assert_eq!(limits.memlock, Some(8 * MIB), "reported, but no bound on the whole");
     assert_eq!((now.available, now.used_by_others), (6 * GIB, 3 * GIB));
 
-    // Threads that are to come take their stacks off it, each with a guard page; those that are there have taken them.
+    // Future threads reduce the available memory by their stacks, each with a guard page. Existing threads have theirs already.
     let stack = 2 * MIB + 4096;
     let limits = limits.with_threads(10);
     let now = || HostNow::read(&Root::at(&fake.dir), &limits);
@@ -252,7 +252,7 @@ fn this_machine_is_read_and_follows_what_we_allocate() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the files say, nothing panics, and what is reported hangs together.
+    /// Whatever the files contain, nothing panics, and the reported numbers are consistent.
     #[test]
     fn nonsense_in_any_file_is_survived(
         texts in prop::collection::vec("[ -~\n]{0,60}|[0-9]{1,25}|max|-1|memory.max 5|some avg10=1 total=99", 16),
@@ -297,7 +297,7 @@ fn another_process_is_read_with_its_own_limits_and_events() {
     assert_eq!((now.own.rss_anon, now.own.threads, now.available), (2 * MIB, 5, 7 * MIB));
     let events = limits.cgroup_events().unwrap();
     assert_eq!((events.oom_kills, events.limit_hits), (2, 41));
-    // The process itself is somewhere else, without a limit of its own.
+    // The process itself is in another cgroup, without a limit.
     assert_eq!(fake.limits().innermost_limited_cgroup(), None);
     assert_eq!(fake.limits().cgroup_events(), None, "its cgroup does not tell");
 }
@@ -313,7 +313,7 @@ fn limits_that_an_operator_moves_are_seen_when_they_are_read_again() {
     fake.put("sys/fs/cgroup/a/memory.max", &format!("{}\n", 2 * GIB));
     let again = limits.again(&root);
     assert_eq!(again.effective, GIB, "a share follows");
-    // A world that cannot be read any more changes nothing.
+    // If the files cannot be read any more, nothing changes.
     assert_eq!(again.again(&Root::at(fake.dir.join("absent"))).effective, GIB);
 }
 

@@ -3,7 +3,7 @@
 use super::{CHUNKS, MODEL, rule};
 use crate::common::reference;
 
-/// Tokens are as many as the processor counts and as the encoder makes, for every length.
+/// Every length gives as many tokens as the processor counts and the encoder computes.
 #[test]
 fn lengths_are_the_processors() {
     let rule = rule(MODEL);

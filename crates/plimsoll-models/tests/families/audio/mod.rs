@@ -33,7 +33,7 @@ const LOGPROB_TOLERANCE: f64 = 2e-3;
 const TOWER_TOLERANCE: f64 = 1e-4;
 /// Largest difference allowed between a number of a spectrogram (or a patch) and its reference, of values between -1 and 2.
 const MEL_TOLERANCE: f64 = 2e-5;
-/// Every so many values of the patches, and of the published spectrogram, stand in the reference.
+/// The reference has every 131st value of the patches, and every 997th of the published spectrogram.
 const PATCH_STEP: usize = 131;
 const MEL_STEP: usize = 997;
 
@@ -57,7 +57,7 @@ fn rule(model: &str) -> AudioRule {
     rule_of(&files(model), &encoders(model).1)
 }
 
-/// Frames and tokens as the feature extractor and the encoder say.
+/// Returns the rule for frames and tokens, according to the feature extractor and the encoder.
 fn rule_of(files: &ProcessorFiles, audio: &Audio) -> AudioRule {
     let windows = match &audio.encoder {
         AudioKind::Windows(windows) => windows,
@@ -84,7 +84,7 @@ struct Item {
     seconds: Option<f32>,
     patches: Vec<f32>,
     tokens: usize,
-    /// It is the audio track of the video before it.
+    /// Whether it is the audio track of the video before it.
     of_video: bool,
 }
 
@@ -132,7 +132,7 @@ fn cases(model: &str) -> Vec<Value> {
     reference(model)["cases"].as_array().unwrap().clone()
 }
 
-/// What the encoders make of all items, each with a batch for itself: the rows of one prompt, as wide as an image's.
+/// Returns the encoders' rows of all items of a prompt, each item encoded alone. All rows are as wide as an image's.
 fn encode(rig: &mut Rig, items: &[Item]) -> Vec<Vec<f32>> {
     let width = rig.model.vision().unwrap().output_width();
     let each = items.iter().flat_map(|item| {
@@ -141,7 +141,7 @@ fn encode(rig: &mut Rig, items: &[Item]) -> Vec<Vec<f32>> {
         rows
     });
     let mut rows: Vec<Vec<f32>> = each.collect();
-    // The model's first layers are given nothing more of an audio clip.
+    // Audio rows have nothing for the model's first layers.
     rows.iter_mut().for_each(|row| row.resize(width, 0.0));
     rows
 }
@@ -175,7 +175,7 @@ fn check_encoders(rows: &[Vec<f32>], value: &Value) -> f64 {
     worst
 }
 
-/// A prompt with its places and rows, and `tokens` after it.
+/// Returns a prompt with its places and encoder rows, and `tokens` after it.
 fn part(model: &str, rig: &Rig, value: &Value, items: &[Item], rows: Vec<Vec<f32>>, tokens: &[u32]) -> Part {
     let (vision, audio) = encoders(model);
     let prompt = ids(&value["ids"]);
@@ -208,20 +208,20 @@ fn answers_are_the_references() {
     assert!(between > 40, "{between} places between whole steps");
 }
 
-/// Qwen2.5-Omni: frames stand at whole steps.
+/// Qwen2.5-Omni: frames are placed at whole steps.
 #[test]
 fn answers_of_chunks_are_the_references() {
     assert_eq!(seen_and_heard(CHUNKS), 0, "places between whole steps");
 }
 
-/// Both from GGUF.
+/// Qwen3-Omni and Qwen2.5-Omni from GGUF.
 #[test]
 fn answers_of_gguf_models_are_the_references() {
     assert!(seen_and_heard("vl-gguf-omni") > 40, "places between whole steps");
     assert_eq!(seen_and_heard("vl-gguf-omni2.5"), 0, "places between whole steps");
 }
 
-/// Prompts with all kinds of items; how many of their places lie between whole steps.
+/// Checks prompts with all kinds of items. Returns how many of their places lie between whole steps.
 fn seen_and_heard(model: &str) -> usize {
     let mut rig = Rig::new(model, false);
     let (mut mel, mut encoder, mut answers, mut between) = (0.0f64, 0.0f64, 0.0f64, 0);
@@ -243,7 +243,7 @@ fn seen_and_heard(model: &str) -> usize {
     between
 }
 
-/// The answer's tokens and log-probabilities, in one pass and in chunks; how far off the farthest is.
+/// Checks the answer's tokens and log-probabilities, in one pass and in chunks. Returns the largest difference.
 fn check_answer(rig: &mut Rig, value: &Value, part: &Part) -> f64 {
     let logits = rig.step(std::slice::from_ref(part));
     let (first, mut answers) = (ids(&value["ids"]).len() - 1, 0.0f64);
@@ -263,7 +263,7 @@ fn check_answer(rig: &mut Rig, value: &Value, part: &Part) -> f64 {
     answers
 }
 
-/// Qwen3-ASR: a model that only hears. Short clips are filled up with silence.
+/// Qwen3-ASR: a model with an audio encoder only. Short clips are padded with silence.
 #[test]
 fn a_model_that_only_hears_answers_as_the_reference() {
     for model in ["asr", "gguf-asr"] {
@@ -281,23 +281,23 @@ fn a_conformer_hears_what_transformers_hears() {
     }
 }
 
-/// Gemma 4 Unified: samples as they are.
+/// Gemma 4 Unified: audio samples without a spectrogram.
 #[test]
 fn samples_through_a_projection_are_the_references() {
     answers_as_the_reference(UNIFIED);
 }
 
-/// Whisper: the decoder attends to the encoder's rows, which lie in front of its tokens.
+/// Whisper: the decoder attends to the encoder's rows, which precede its tokens.
 #[test]
 fn a_decoder_attends_to_an_encoders_output_as_the_reference() {
     answers_as_the_reference(WHISPER);
 }
 
-/// A prompt of sounds alone.
+/// Checks prompts with audio only.
 fn answers_as_the_reference(model: &str) {
     let mut rig = Rig::new(model, false);
     let config = checkpoint(model).config.audio.clone().expect("an audio encoder");
-    // Of a GGUF model without a twin there is none.
+    // A GGUF model without a twin has no processor's files.
     let text = |name: &str| std::fs::read_to_string(prepared(model).join(name)).ok();
     let [own, outer] = ["preprocessor_config.json", "processor_config.json"].map(text);
     let files = ProcessorFiles::read(own.as_deref(), None, outer.as_deref()).unwrap();
@@ -340,7 +340,7 @@ fn answers_as_the_reference(model: &str) {
     println!("encoder off by {encoder:.1e} of a row's largest, log-probabilities by {answers:.1e}");
 }
 
-/// The same prompt in chunks that cut through media, beside another sequence without any: the same bits.
+/// The same prompt in chunks that cut through media, beside a sequence without media: the same bits.
 fn in_chunks(rig: &mut Rig, whole: &Part, logits: &[Vec<f32>]) {
     let mut start = 0;
     for length in [5, 9, 1, 14, 7].into_iter().cycle() {
@@ -358,7 +358,7 @@ fn in_chunks(rig: &mut Rig, whole: &Part, logits: &[Vec<f32>]) {
     }
 }
 
-/// Every audio clip alone, all of them, and all of them in another order: the same bits.
+/// Encodes every audio clip alone, all together, and all in another order: the same bits.
 #[test]
 fn no_audio_depends_on_its_company() {
     not_of_its_company(MODEL, &rule(MODEL));
@@ -389,7 +389,7 @@ fn not_of_its_company(model: &str, rule: &AudioRule) {
     assert!(tokens.is_sorted() && tokens[0] < tokens[6], "longer sounds have more tokens: {tokens:?}");
 }
 
-/// The published feature extractors' numbers, at 128 bands.
+/// Spectrograms equal those of the published feature extractors, at 128 bands.
 #[test]
 fn spectrograms_are_the_published_extractors() {
     published_spectrogram(MODEL, &rule(MODEL));
@@ -407,7 +407,7 @@ fn published_spectrogram(model: &str, rule: &AudioRule) {
     assert!(off < MEL_TOLERANCE, "{off}");
 }
 
-/// The plan is what is taken, to the byte, never less for a longer audio clip; and audio clips together take no more than the sum.
+/// The planned workspace is used to the byte and never shrinks for a longer clip. Several clips take no more than their sum.
 #[test]
 fn the_plan_is_what_is_taken() {
     planned_is_taken(MODEL);

@@ -1,11 +1,11 @@
-//! Videos with audio tracks: the tokens of both take turns.
+//! Videos with audio tracks: the tokens of both are interleaved.
 
 use plimsoll_models::{EncoderKind, PlaceRule, PlacedItem};
 use serde_json::Value;
 
 use super::Item;
 
-/// The images and videos among the items, with the tokens of their tracks.
+/// Returns the images and videos among the items, with the tokens of their tracks.
 pub fn placed(items: &[Item]) -> Vec<PlacedItem> {
     let track = |item: usize| items.get(item + 1).filter(|next| next.of_video).map_or(0, |next| next.tokens);
     let placed = |(at, item): (usize, &Item)| {
@@ -15,7 +15,7 @@ pub fn placed(items: &[Item]) -> Vec<PlacedItem> {
     items.iter().enumerate().filter_map(placed).collect()
 }
 
-/// The rows of all items at the tokens of a prompt that they stand for. `planes` are the tokens of images and videos.
+/// Returns the rows of all items at their placeholders in a prompt. `planes` are the tokens of images and videos.
 pub fn taking_turns(
     prompt: &[u32],
     items: &[Item],
@@ -36,7 +36,7 @@ pub fn taking_turns(
     prompt.iter().enumerate().filter_map(row).collect()
 }
 
-/// The tokens of a video and of its audio track stand as the processor has written them.
+/// Asserts that the tokens of a video and its audio track are in the processor's order.
 pub fn interleaved(value: &Value, prompt: &[u32], items: &[Item], (rule, video): (&PlaceRule, u32)) {
     let mut from = 0;
     for pair in items.windows(2).filter(|pair| pair[1].of_video) {

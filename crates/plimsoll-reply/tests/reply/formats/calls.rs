@@ -1,4 +1,4 @@
-//! Calls in every format: good ones, malformed ones, and those that are cut.
+//! Calls in every format: well-formed, malformed and cut calls.
 
 use plimsoll_reply::{Event, HELD_BYTES_MAX, ReplyParser, ToolFormat as F, ToolFormat};
 
@@ -64,7 +64,7 @@ const GOOD: &[Case] = &[
     // Forgotten tags.
     (F::QwenXml, "<function=weather>\n<parameter=city>\nParis\n</function>\n</tool_call>", "", ONE),
     (F::QwenXml, "<function=f></function>", "", &["f({})"]),
-    // A parameter that may be a string or null is one of these, whatever the value looks like.
+    // A parameter that may be a string or null is one of these, whatever its value looks like.
     (
         F::QwenXml,
         "<function=f><parameter=zip>90210</parameter><parameter=code>null</parameter><parameter=both>7</parameter><parameter=zip>True</parameter></function>",
@@ -131,7 +131,7 @@ const GOOD: &[Case] = &[
     ),
 ];
 
-/// Good calls: what is content, and the calls.
+/// Well-formed calls: the content, and the calls.
 #[test]
 fn calls_are_read_in_every_format() {
     for &(format, text, content, calls) in GOOD {
@@ -269,7 +269,7 @@ fn memory_is_bounded() {
             assert!(content.ends_with(&long) && calls == [quote], "{format:?}");
         }
     }
-    // A value that is no string by declaration becomes one when it is too long to wait for.
+    // A value that is declared as no string becomes one when it is too long to wait for.
     let (_, calls) = brief(ToolFormat::QwenXml, &format!("<function=f><parameter=days>{long}</parameter></function>"));
     assert_eq!(calls, [format!("f({{\"days\": \"{long}\"}})")]);
 }

@@ -23,7 +23,7 @@ fn spec(format: ToolFormat) -> Spec {
     Spec { reasoning, start: Start::Turn, tools: Some((format, tools())), ..Spec::default() }
 }
 
-/// A reply taken apart: reasoning, content, calls as (name, id, arguments).
+/// The parts of a reply: reasoning, content, calls as (name, id, arguments).
 #[derive(Debug, Default, PartialEq)]
 struct Parts {
     reasoning: String,
@@ -32,7 +32,7 @@ struct Parts {
     open: bool,
 }
 
-/// Each content stands in the reply, in order.
+/// Asserts that each content has a span in the reply, in order.
 fn contents_have_places(parser: &ReplyParser, events: &[Event]) {
     let contents = events.iter().filter(|event| matches!(event, Event::Content(_)));
     assert_eq!(contents.count(), parser.spans().len(), "{events:?}");
@@ -74,7 +74,7 @@ fn parts(spec: &Spec, pieces: &[&str]) -> Parts {
     parts
 }
 
-/// The same whole, by characters, and in threes.
+/// Returns the parts of a reply; asserts that they are equal whole, by characters, and in threes.
 fn read(spec: &Spec, text: &str) -> Parts {
     let whole = parts(spec, &[text]);
     let chars: Vec<String> = text.chars().map(String::from).collect();
@@ -86,7 +86,7 @@ fn read(spec: &Spec, text: &str) -> Parts {
     whole
 }
 
-/// Content and calls, the latter as `name(arguments)`.
+/// Returns the content, and the calls as `name(arguments)`.
 fn brief(format: ToolFormat, text: &str) -> (String, Vec<String>) {
     let parts = read(&spec(format), text);
     let calls = parts.calls.iter().map(|(name, _, arguments)| format!("{name}({arguments})"));
@@ -116,9 +116,9 @@ fn thinking_follows_the_models_rules() {
     assert_eq!(thinks(Start::Turn, "The tag <think> opens. </think>"), pair("", "The tag <think> opens. </think>"));
     assert_eq!(thinks(Start::Turn, "<thin"), pair("", "<thin"));
     assert_eq!(thinks(Start::Turn, "  \nYes"), pair("", "  \nYes"));
-    // Behind the reasoning, too.
+    // Behind the reasoning tags are text too.
     assert_eq!(thinks(Start::Answer, "<think>x</think>"), pair("", "<think>x</think>"));
-    // Without thinking all is content.
+    // Without a reasoning format all is content.
     let none = Spec::default();
     assert_eq!(read(&none, "<think>x</think> ").content, "<think>x</think> ");
 }

@@ -1,5 +1,4 @@
-//! Images that are fetched from other servers or read from files: under limits, in turns, within the request's
-//! time-out.
+//! Images fetched from other servers or read from files: under limits, in turns, within the request's time-out.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -14,11 +13,11 @@ use serde_json::{Value, json};
 use super::{asked, chat, data, fixture, idle, image_part, seeing, text};
 use crate::common::{PATIENCE, config, eventually, post};
 
-/// A server of images on the loopback network. Of `/slow` it sends half.
+/// A server of images on the loopback network. It sends only half of `/slow`.
 struct EncoderInput {
     url: String,
     asked: Arc<AtomicUsize>,
-    /// Those that wait for the other half.
+    /// Connections that wait for the other half.
     held: Arc<Mutex<Option<Vec<TcpStream>>>>,
 }
 
@@ -58,7 +57,7 @@ impl EncoderInput {
         Self { url, asked, held }
     }
 
-    /// Closes the connections that wait for the other half of `/slow`, and every later one that asks for it.
+    /// Closes the connections that wait for the other half of `/slow`, and every later request for it.
     fn hang_up(&self) {
         self.held.lock().unwrap().take();
     }
@@ -122,7 +121,7 @@ fn images_are_fetched_under_limits() {
     assert_eq!(elsewhere.asked.load(Ordering::SeqCst), before);
 }
 
-/// A slow host has its share of the turns. Fetches from another host do not wait for it.
+/// A slow host uses only its own fetch turns. Fetches from another host do not wait for it.
 #[test]
 fn slow_host_delays_no_other_requests_images() {
     let (slow, quick) = (images(), images_at("127.0.0.2"));
@@ -139,7 +138,7 @@ fn slow_host_delays_no_other_requests_images() {
     eventually("the four have asked", || slow.asked.load(Ordering::SeqCst) == 4);
     server.post("/v1/chat/completions", &at(&quick, "/a.png")).ok();
     assert!(slow.asked.load(Ordering::SeqCst) == 4 && metric("plimsoll_media_fetches_waiting 3\n"), "they still wait");
-    // Those that wait have their turn when the first are through with it (with half an image each).
+    // The waiting fetches have their turn when the first ones end, with half an image each.
     slow.hang_up();
     eventually("all had their turn", || slow.asked.load(Ordering::SeqCst) == 7);
     for mut client in stuck {
@@ -150,7 +149,7 @@ fn slow_host_delays_no_other_requests_images() {
     idle(&server, &spec);
 }
 
-/// Clients count from when they asked: what is fetched and decoded before the engine hears of it is part of their time.
+/// Time to first token counts from the request's arrival: it includes fetching and decoding before the engine.
 #[test]
 fn the_clock_starts_when_the_request_arrives() {
     let elsewhere = images();
@@ -171,7 +170,7 @@ fn the_clock_starts_when_the_request_arrives() {
     idle(&server, &spec);
 }
 
-/// V-3, V-E: clients that go while their image is fetched or while they wait for room leave nothing behind.
+/// V-3, V-E: clients that disconnect while their image is fetched or while they wait for room leave nothing behind.
 #[test]
 fn clients_that_go_leave_nothing() {
     let elsewhere = images();

@@ -1,5 +1,5 @@
-//! Images and videos in requests, through all APIs: the engine gets the same whichever way they came, in their order; what is hostile
-//! or too large is refused before it is decoded; and when all is over, nothing is held.
+//! Images and videos in requests, through all APIs. The engine gets the same media in the same order by every API. Hostile or too large
+//! files are refused before they are decoded. When all requests have ended, nothing is held.
 
 mod fetched;
 mod refused;
@@ -25,7 +25,7 @@ use crate::common::{Script, Server, eventually};
 const IMAGE: u32 = 258;
 const VIDEO: u32 = 259;
 
-/// The way of the Qwens' templates: parts where there are parts.
+/// The shape of the Qwens' templates: a message has a string or parts.
 const TEMPLATE: &str = "{%- for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}\
 {%- for part in m.content %}{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>\
 {%- elif part.type == 'video' %}<|vision_start|><|video_pad|><|vision_end|>{% else %}{{ part.text }}{% endif %}{% endfor %}\
@@ -101,14 +101,14 @@ fn chat(content: &Value) -> Value {
     json!({"messages": [{"role": "user", "content": content}], "max_tokens": 3, "temperature": 0})
 }
 
-/// What the engine was asked for.
+/// Sends a request and returns the request that the engine got.
 fn asked(server: &Server, path: &str, body: &Value) -> Request {
     server.post(path, body).ok();
     server.last_request()
 }
 
 fn idle(server: &Server, spec: &MediaSpec) {
-    // The test's own look at the requests keeps their pixels.
+    // The test's record of the requests holds their pixels.
     server.observed.requests.lock().unwrap().clear();
     server.assert_idle();
     eventually("no pixels are held", || spec.staging.used() == 0);

@@ -1,4 +1,4 @@
-//! What is refused, by which words, and before how much of it was done: hostile files, prompts without room, models without eyes.
+//! Refused media: the error's words, and how little was done before. Hostile files, prompts without room, models without vision encoders.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::{asked, chat, data, fixture, idle, image_part, seeing, seeing_as, text};
 use crate::common::{Script, Server, config, post};
 
-/// A PNG's head that announces a size, and nothing behind it.
+/// Returns a PNG whose head has this size, with nothing behind it.
 fn announced(width: u32, height: u32) -> Vec<u8> {
     let mut bytes = fixture("rgb.png");
     bytes[16..20].copy_from_slice(&width.to_be_bytes());
@@ -83,7 +83,7 @@ fn what_is_hostile_is_refused_before_it_is_decoded() {
         assert!(error["param"].as_str().unwrap().starts_with("messages[0].content["), "{error}");
     }
     assert_eq!((spec.staging.peak(), server.observed.requests.lock().unwrap().len()), (0, 0));
-    // What only decoding can find out ends this request alone (T-38), also where it is one of several.
+    // An error that only decoding finds ends this request alone (T-38), also if the image is one of several.
     let mut broken = image.clone();
     let at = image.windows(4).position(|four| four == b"IDAT").unwrap() + 20;
     broken[at..at + 40].fill(0x55);
@@ -92,7 +92,7 @@ fn what_is_hostile_is_refused_before_it_is_decoded() {
         let error = server.post("/v1/chat/completions", &body).error(400);
         assert!(error["param"].as_str().unwrap().starts_with("messages[0].content[1].image_url"), "{error}");
     }
-    // All the odd kinds are taken: turned, of four colours, of sixteen bits, gray, moving.
+    // All unusual formats are accepted: turned, of four colours, of sixteen bits, gray, animated.
     for name in TAKEN {
         let request = asked(&server, "/v1/chat/completions", &of(&fixture(name)));
         assert_eq!(request.media.len(), 1, "{name}");
@@ -122,7 +122,7 @@ fn a_prompt_that_is_too_long_is_refused_before_its_images_are_decoded() {
     idle(&server, &spec);
 }
 
-/// The document lists exactly the parts that are taken.
+/// The OpenAPI document lists exactly the parts that are accepted.
 #[test]
 fn the_document_has_every_part() {
     let (server, spec) = seeing(config());
@@ -145,7 +145,7 @@ fn the_document_has_every_part() {
         json!({"type": "video_url", "video_url": {"url": moving}}),
         json!({"type": "video", "video": [still, still], "fps": 2.5}),
     ];
-    // Whether a model hears is not the document's to know.
+    // The document lists audio parts whether or not the model takes audio.
     let (heard, seen): (Vec<&str>, Vec<&str>) = kinds.iter().partition(|kind| kind.contains("audio"));
     assert_eq!(seen, parts.each_ref().map(|part| part["type"].as_str().unwrap()));
     assert_eq!(heard, ["input_audio", "audio_url"]);
@@ -189,7 +189,7 @@ fn room_is_waited_for_and_then_refused() {
         "{}",
         refused.body
     );
-    // Room that comes back in time is taken.
+    // A request that waits for room takes it when it is released in time.
     let mut streamed = body.clone();
     streamed["stream"] = json!(true);
     let mut client = server.send(post("/v1/chat/completions", &streamed.to_string()));
@@ -201,7 +201,7 @@ fn room_is_waited_for_and_then_refused() {
     assert_eq!(spec.staging.used(), held as u64, "what is held now is the pixels");
     drop((client, item));
     idle(&server, &spec);
-    // What could never fit is the request's fault.
+    // Media that can never fit are an error of the request.
     let body = chat(&json!([image_part(&data(&fixture("large.jpg")))]));
     let tiny = MediaSpec { staging: Staging::new(1 << 20), ..super::spec() };
     let (server, spec) = seeing_as(config(), tiny, letters);

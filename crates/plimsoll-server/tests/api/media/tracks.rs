@@ -1,5 +1,5 @@
-//! The audio track of a video: ffmpeg (here a program that stands for it) decodes it from the same file, and its tokens stand where the
-//! model's processor has them.
+//! The audio track of a video: ffmpeg decodes it from the same file; a stand-in program replaces it here. Its tokens are placed as the
+//! model's processor places them.
 #![cfg(target_os = "linux")]
 
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ use super::{IMAGE, VIDEO, chat, idle, seeing, text};
 use crate::common::{Server, config};
 
 const PATH: &str = "/v1/chat/completions";
-/// This model hears with the token that others have for images.
+/// This model uses for audio the token that others have for images.
 const AUDIO: u32 = IMAGE;
 const TEMPLATE: &str = "{%- for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{%- for part in m.content %}\
 {%- if part.type == 'video' %}<|im_start|><|video_pad|><|im_end|>{% elif part.type == 'audio' %}<|image_pad|>{% else %}{{ part.text }}\
@@ -66,7 +66,7 @@ fn tracked(content: &Value) -> Value {
     body
 }
 
-/// The prompt as runs of the same token: how many, of which. Letters are left out.
+/// Returns the prompt as runs of one token: length and token. Letters are left out.
 fn runs(request: &Request) -> Vec<(usize, u32)> {
     let runs = request.prompt.chunk_by(|a, b| a == b).map(|run| (run.len(), run[0]));
     runs.filter(|(_, token)| *token >= 256).collect()
@@ -89,7 +89,7 @@ fn tokens_of_a_track_stand_among_those_of_the_frames() {
     assert_eq!(firsts[1] - firsts[0], 4, "{firsts:?}");
     assert_eq!(firsts[3] - firsts[1], 32, "{firsts:?}");
     assert_eq!(request.media[0].seconds, Some(1.0));
-    // Without the option the track is not heard.
+    // Without the option the track is not decoded.
     let deaf = asked(&chat(&json!([film("sounds")])));
     assert_eq!(runs(&deaf), [start, (8, VIDEO), end]);
     assert_eq!(deaf.media.len(), 1);
@@ -126,7 +126,7 @@ fn track_that_cannot_be_heard_is_refused_with_the_next_step() {
     refused(&server, &tracked(&json!([still])), at, &["video"]);
     let frames = json!({"type": "video", "video": [super::data(&super::fixture("rgb.png"))]});
     refused(&server, &tracked(&json!([frames])), "messages[0].content[0].video", &["a list of frames", "leave it out"]);
-    // A video and its track are two of four media.
+    // A video and its track count as two of four media.
     let three = tracked(&Value::Array(vec![film("sounds"); 3]));
     refused(&server, &three, at.replace("[0].video", "[2].video").as_str(), &["more than 4 media", "counts as two"]);
     let mut other = chat(&json!("Hi"));

@@ -43,7 +43,7 @@ fn hearing() -> (Server, MediaSpec) {
     (Server::seeing(TEMPLATE, config(), limits, Some(spec.clone()), letters), spec)
 }
 
-/// A form of these texts and files.
+/// Returns a form with these texts and files.
 fn form(texts: &[(&str, &str)], files: &[&[u8]]) -> Vec<u8> {
     let mut body = Vec::new();
     for (name, text) in texts {
@@ -114,7 +114,7 @@ fn a_file_is_transcribed_in_every_format() {
     assert!(pieces.iter().all(|piece| piece["type"] == "transcript.text.delta"));
     let joined: String = pieces.iter().map(|piece| piece["delta"].as_str().unwrap()).collect();
     assert_eq!(joined, text);
-    // It holds the spectrogram.
+    // The recorded request holds the spectrogram.
     drop(request);
     idle(&server, &spec);
 }
@@ -155,7 +155,7 @@ fn what_a_transcription_cannot_have_is_refused_by_name() {
     assert!(error["message"].as_str().unwrap().contains("multipart/form-data"), "{error}");
     let error = send_to(&server, "/v1/audio/translations", kind, &form(&[], &[&chord])).error(400);
     assert!(error["message"].as_str().unwrap().contains("an instruction to /v1/chat/completions"), "{error}");
-    // A browser sends a form of any page without asking first.
+    // A browser sends a form of any page without a preflight.
     let foreign = format!("{kind}\r\norigin: https://elsewhere.example");
     let error = send(&server, &foreign, &form(&[], &[&chord])).error(403);
     assert!(error["message"].as_str().unwrap().contains("--allowed-origins"), "{error}");

@@ -1,5 +1,5 @@
-//! The same image or video by every API and in every encoding: the engine gets the same media, each item in its place,
-//! and each request its own.
+//! The same image or video by every API and in every encoding: the engine gets the same media, each item in its place. Each request gets
+//! its own.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -64,7 +64,7 @@ fn a_image_is_the_same_whichever_way_it_comes() {
         assert_eq!((request.media[0].key, request.media[0].first), (item.key, item.first), "{path}");
         assert_eq!(request.media[0].pixels.frames, item.pixels.frames, "{path}");
     }
-    // Counting sees the same prompt, and decodes nothing.
+    // Counting tokens sees the same prompt and decodes nothing.
     let before = spec.staging.peak();
     let count = server.post("/v1/messages/count_tokens", &json!({"messages": ways[1].1["messages"]})).ok();
     assert_eq!(count["input_tokens"], first.prompt.len());
@@ -122,7 +122,7 @@ fn images_keep_their_places_and_their_names() {
     ]);
     let told = asked(&server, "/v1/messages", &json!({"messages": messages, "max_tokens": 2}));
     assert_eq!(keys(&told), [x, y]);
-    // Fewer pixels are another processing; where there are no fewer, they are not.
+    // Fewer pixels are another processing. If an image has no more pixels than the limit, the processing is the same.
     let low = |url: &str| {
         let part = json!({"type": "image_url", "image_url": {"url": url, "detail": "low"}});
         asked(&server, "/v1/chat/completions", &chat(&json!([part])))
@@ -132,7 +132,7 @@ fn images_keep_their_places_and_their_names() {
     idle(&server, &spec);
 }
 
-/// A response's input comes back as it was sent, and a later one goes on from it, with its image.
+/// A response's input is returned as it was sent. A later response continues from it, with its image.
 #[test]
 fn responses_keep_their_images() {
     let (server, spec) = seeing(config());
@@ -169,7 +169,7 @@ fn videos_are_frames_with_their_times() {
             2,
             vec!["0.2"],
         ),
-        // A data: URL is the same in capitals.
+        // A data: URL may be written in capitals.
         (
             json!({"type": "video_url", "video_url": {"url": format!("DATA:VIDEO/JPEG;BASE64,{frame},{frame}")}}),
             2,
@@ -191,7 +191,7 @@ fn videos_are_frames_with_their_times() {
         assert!(words.contains(&format!("user\n{written}x<|im_end|>")), "{words}");
         assert_eq!(request.prompt[item.first as usize], VIDEO);
     }
-    // A still is a video of one frame, which is too short; so is an empty list; nine are too many; sizes must be equal.
+    // A still is a video of one frame, which is too short, and so is an empty list. Nine frames are too many; sizes must be equal.
     let other = data(&fixture("large.jpg"));
     let mp4 = "data:video/mp4;base64,AAAA";
     for (part, what) in [
@@ -227,8 +227,7 @@ fn spelled_placeholder_is_not_an_image() {
     idle(&server, &spec);
 }
 
-/// Many requests at once, of several kinds, with text in between: each gets its own image, nothing is left over (T-29,
-/// V-3).
+/// Many requests run at once, of several kinds, with text in between. Each gets its own image, and nothing is held afterwards (T-29, V-3).
 #[test]
 fn many_at_once_get_their_own() {
     let (server, spec) = seeing(config());

@@ -1,4 +1,4 @@
-//! What Ollama's clients ask about models, and what would change them.
+//! Ollama's routes that list models, and those that would change them.
 
 use plimsoll_engine::Limits;
 use plimsoll_engine::testing::{letters, limits};
@@ -33,7 +33,7 @@ fn every_name_is_listed_with_a_tag() {
         "quantization_level": "Q4_1"
     });
     assert_eq!(model["details"], details);
-    // Each of them is a name that is taken.
+    // Each of these names is accepted.
     for name in names {
         server.post("/api/show", &json!({"model": name})).ok();
     }

@@ -1,4 +1,4 @@
-//! Ollama's API: chat and generate, whole and as lines; what is refused.
+//! Ollama's API: chat and generate, whole and as lines; refused requests.
 
 mod catalog;
 mod refused;
@@ -26,7 +26,7 @@ fn says(template: &str, text: &'static str) -> Server {
     Server::over(template, config(), limits(), script)
 }
 
-/// The lines of a stream, of which only the last says `done`.
+/// Returns the lines of a stream, of which only the last says `done`.
 fn lines(answer: &Answer) -> Vec<Value> {
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert_eq!(answer.header("content-type"), Some("application/x-ndjson"));
@@ -37,7 +37,7 @@ fn lines(answer: &Answer) -> Vec<Value> {
     lines
 }
 
-/// The error of an answer with this status, in Ollama's shape.
+/// Returns the error of an answer with this status, in Ollama's shape.
 fn error(answer: &Answer, status: u16) -> String {
     assert_eq!(answer.status, status, "{}", answer.body);
     assert_eq!(answer.header("content-type"), Some("application/json"));
@@ -46,7 +46,7 @@ fn error(answer: &Answer, status: u16) -> String {
     body["error"].as_str().unwrap().to_owned()
 }
 
-/// All that the lines of a chat say, as one message.
+/// Returns the content of a chat's lines, as one message.
 fn joined(lines: &[Value]) -> Value {
     let text = |name: &str| lines.iter().filter_map(|line| line["message"][name].as_str()).collect::<String>();
     let calls: Vec<Value> =
@@ -70,7 +70,7 @@ fn hello(more: &Value) -> Value {
     body
 }
 
-/// The prompt of the request that reached the engine last, where all of its tokens are bytes.
+/// Returns the prompt of the last request at the engine; tokens that are no bytes are `#`.
 fn prompt(server: &Server) -> String {
     let ids = server.last_request().prompt;
     let bytes = ids.iter().map(|id| u8::try_from(*id).unwrap_or(b'#')).collect();
@@ -247,7 +247,7 @@ fn log_probabilities_are_reported_token_by_token() {
     assert!(tokens.iter().all(|token| token["token"].is_string() && token["logprob"].is_number()), "{tokens:?}");
 }
 
-/// Python's client ends a line at each of these.
+/// Python's client ends a line at each of these characters.
 #[test]
 fn no_character_of_a_text_ends_a_line() {
     let text = "a\u{2028}b\u{2029}c\u{85}d\ne";

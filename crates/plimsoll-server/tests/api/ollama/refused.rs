@@ -1,4 +1,4 @@
-//! What Ollama's routes refuse, and in which shape.
+//! Refusals of Ollama's routes, and their shape.
 
 use std::time::Duration;
 
@@ -54,7 +54,7 @@ fn values_that_would_change_the_answer_are_named() {
     assert!(server.observed.requests.lock().unwrap().is_empty());
 }
 
-/// Without penalties a window of theirs changes nothing.
+/// Without penalties their window changes nothing.
 #[test]
 fn a_window_without_penalties_is_taken() {
     let server = Server::start(letters);
@@ -99,7 +99,7 @@ fn a_stream_that_fails_ends_with_an_error_line() {
     let answer = server.post("/api/chat", &hello(&json!({})));
     assert_eq!(answer.status, 200);
     let lines: Vec<Value> = answer.body.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    // What came before the error may be dropped with it.
+    // The output before the error may be dropped with it.
     assert_eq!(lines.last(), Some(&json!({"error": "it broke"})));
     assert_eq!(error(&server.post("/api/chat", &hello(&json!({"stream": false}))), 500), "it broke");
     server.assert_idle();

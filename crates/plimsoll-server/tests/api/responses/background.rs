@@ -1,4 +1,4 @@
-//! `background: true`: the response is made without a connection, is read when it has ended, and its stream is resumed.
+//! `background: true`: the response is generated without a connection. It is read when it has ended, and its stream is resumed.
 
 use plimsoll_engine::Request;
 use plimsoll_server::UnknownFields;
@@ -24,7 +24,7 @@ fn running(server: &Server) -> u64 {
     server.metric("plimsoll_responses_in_background")
 }
 
-/// Slow enough that a client leaves before the end.
+/// A server slow enough that a client leaves before the end.
 fn slow(text: &'static str, config: ServerConfig) -> Server {
     let script = move |_: &Request| -> Script {
         let letters =
@@ -44,7 +44,7 @@ fn response_is_made_without_its_client() {
     let response = look(&server, &id);
     assert_eq!(response["output"][0]["content"][0]["text"], "Hello there");
     assert_eq!((&response["background"], &response["metadata"]), (&json!(true), &json!({"a": "b"})));
-    // It can be gone on from, and has no events.
+    // The response can be continued, and has no events.
     create(&server, &json!({"previous_response_id": id, "input": "And?"}));
     assert!(prompt_text(&server).contains("[assistant]Hello there[user]And?"));
     let error = server.get(&format!("{PATH}/{id}?stream=true")).error(400);
@@ -76,7 +76,7 @@ fn stream_is_resumed_where_it_broke_off() {
     let id = head.split("\"id\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
     drop(client);
     assert_eq!(running(&server), 1, "it goes on without its client");
-    // From the beginning, and from each event on: the same events, now and after the end.
+    // A stream from the beginning, and from each event on: the same events, now and after the end.
     let whole = events(&server.get(&format!("{PATH}/{id}?stream=true")));
     let kinds: Vec<&str> = whole.iter().map(|event| event["type"].as_str().unwrap()).collect();
     assert_eq!(kinds[..3], ["response.created", "response.queued", "response.in_progress"]);

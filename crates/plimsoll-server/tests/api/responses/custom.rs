@@ -1,4 +1,4 @@
-//! Custom tools: their calls carry a text.
+//! Custom tools: the arguments of their calls are a text.
 
 use plimsoll_engine::FinishReason;
 use serde_json::{Value, json};
@@ -47,7 +47,7 @@ fn call_of_a_custom_tool_carries_its_text() {
         // A busy machine joins pieces.
         let joined: String = deltas.iter().map(|event| event["delta"].as_str().unwrap()).collect();
         assert_eq!(joined, TEXT, "{deltas:?}");
-        // The conversation goes on, kept or sent again.
+        // The conversation continues, from the store or from the items sent again.
         let call = item["call_id"].as_str().unwrap();
         let result = json!({"type": "custom_tool_call_output", "call_id": call, "output": "Done."});
         let again = json!({"input": [{"role": "user", "content": "Hi"}, item, result]});
@@ -130,7 +130,7 @@ fn chat_has_custom_tools_too() {
             input += call["custom"]["input"].as_str().unwrap();
         }
         assert_eq!(input, TEXT);
-        // And back.
+        // The call and its result in a chat request.
         body = json!({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": [call]},
             {"role": "tool", "tool_call_id": call["id"], "content": "Done."}],
             "tools": tools, "tool_choice": {"type": "custom", "custom": {"name": "patch"}}, "max_tokens": 300});

@@ -27,13 +27,13 @@ fn text_files_are_text_of_their_message() {
     let response = create(&server, &asked(&json!([question, note])));
     let prompt = "[user]What is this?\nnote.md:\n\n# Tide\n3 m, na\u{ef}ve\n";
     assert_eq!(prompt_text(&server), prompt);
-    // It is kept as it was sent, and read again where the conversation goes on.
+    // The file is stored as it was sent, and read again when the conversation continues.
     let id = response["id"].as_str().unwrap();
     let items = server.get(&format!("/v1/responses/{id}/input_items")).ok();
     assert_eq!(items["data"][0]["content"][1], note);
     create(&server, &json!({"previous_response_id": id, "input": "And?"}));
     assert_eq!(prompt_text(&server), format!("{prompt}[assistant]Ok.[user]And?"));
-    // The same in chat, with base64 alone, and at Messages.
+    // The same in chat, with base64 only, and at Messages.
     let data = STANDARD.encode("plain");
     let part = json!({"type": "file", "file": {"filename": "a.txt", "file_data": data}});
     let body = json!({"messages": [{"role": "user", "content": [part]}], "max_tokens": 5});
@@ -75,7 +75,7 @@ fn files_that_cannot_be_read_are_refused() {
     server.assert_idle();
 }
 
-/// A server of files on a loopback port, and its address.
+/// Starts a server of files on a loopback port and returns its address.
 fn files() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -146,7 +146,7 @@ fn files_are_fetched_by_the_rules_of_media() {
         assert!(error["message"].as_str().unwrap().contains(words), "{error}");
     }
     server.assert_idle();
-    // By default no file is fetched from this machine; with `off`, from nowhere.
+    // By default no file is fetched from this machine; with `off`, none at all.
     for (fetch, words) in [(MediaFetch::Public, "(--media-fetch)"), (MediaFetch::Off, "--media-fetch off")] {
         let server = says_with(PLAIN, fetching(fetch), "Ok.", 2, FinishReason::Stop);
         let error = server.post("/v1/responses", &ask(&asked(&json!([of("/note.md")])))).error(400);

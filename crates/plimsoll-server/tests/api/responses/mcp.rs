@@ -19,7 +19,7 @@ fn allowing(mcp: &McpServer, timeout: Duration) -> ServerConfig {
     ServerConfig { mcp: McpConfig { servers: vec![server], timeout, ..McpConfig::default() }, ..config() }
 }
 
-/// A model that writes `first` until it reads a tool's result, then the answer.
+/// A server with a model that writes `first` until it reads a tool's result, then the answer.
 fn model(config: ServerConfig, first: &'static str) -> Server {
     let script = move |request: &Request| -> Script {
         let has_result = prompt_of(request).contains("[tool]");
@@ -84,7 +84,7 @@ fn tools_are_listed_called_and_answered_in_one_response() {
         assert!(prompt.contains("<tool_call>calc.add</tool_call>[tool]5"), "{prompt}");
         let usage = &response["usage"];
         assert!(usage["input_tokens"].as_u64().unwrap() > prompt.len() as u64, "{usage}");
-        // What was asked, and with which headers.
+        // The methods and headers of the requests.
         assert_eq!(
             mcp.methods()[..4],
             ["initialize", "notifications/initialized", "tools/list", "tools/call"],
@@ -177,7 +177,7 @@ fn stored_conversation_goes_on_without_another_list() {
     let mut again = calc(&json!({}));
     again["input"] = json!(items);
     assert_eq!(kinds(&create(&server, &again)), ["message"]);
-    // Another key has a list of its own.
+    // A request with another key reads the list again.
     create(&server, &calc(&json!({"authorization": "other"})));
     assert_eq!(mcp.count("tools/list"), 2);
     server.assert_idle();
@@ -212,7 +212,7 @@ fn a_failing_call_is_an_item_and_the_model_goes_on() {
         let page = server.get("/metrics").ok_text().to_owned();
         let line = format!("plimsoll_mcp_exchanges_total{{method=\"tools/call\",outcome=\"{outcome}\"}} 1");
         assert!(page.contains(&line), "{manner:?}: {line}");
-        // The failed call is told again as it was.
+        // The next request contains the failed call as it was.
         let mut next = calc(&json!({}));
         next["previous_response_id"] = response["id"].clone();
         create(&server, &next);
@@ -247,7 +247,7 @@ fn a_failing_list_fails_the_response() {
         assert!(server.observed.requests.lock().unwrap().is_empty(), "the model was not asked");
         server.assert_idle();
     }
-    // Nothing listens there.
+    // Nothing listens at this address.
     let mcp = McpServer::start(Manner::Answers, Manner::Answers);
     let nowhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let mut config = allowing(&mcp, PATIENCE);
@@ -283,7 +283,7 @@ fn a_client_that_leaves_or_cancels_ends_the_call() {
     server.assert_idle();
     let ended = "plimsoll_generations_ended_total{api=\"responses\",reason=\"aborted\"} 1";
     eventually("it counts as aborted", || server.get("/metrics").ok_text().contains(ended));
-    // By its id.
+    // The response is cancelled by its id.
     let mut client = server.send(post("/v1/responses", &body.to_string()));
     let begun = client.until("response.mcp_call_arguments.done");
     let id = begun.split("\"id\":\"resp_").nth(1).unwrap().split('"').next().unwrap().to_owned();

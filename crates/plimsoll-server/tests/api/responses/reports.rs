@@ -15,7 +15,7 @@ fn log_probabilities_go_with_the_text() {
 
 #[test]
 fn tokens_whose_text_comes_later_are_reported_with_it() {
-    // A character of three tokens, a letter, and an end without text: each a delta of its own.
+    // A character of three tokens, a letter, and an end without text: each is a separate delta.
     let server = Server::over(PLAIN, config(), limits(), |_| {
         let pieces = ["", "", "\u{1f980}", "x", ""].map(|piece| Step::Token(97, piece.into()));
         let pauses = pieces.into_iter().flat_map(|token| [token, Step::Wait(Duration::from_millis(30))]);

@@ -18,19 +18,19 @@ fn items_reach_the_template_and_a_response_is_gone_on_from() {
         {"type": "reasoning", "id": "rs_2", "summary": [{"type": "summary_text", "text": "So."}]}, call("z", "Bonn"), result("z", json!("fog"))
     ]);
     let first = create(&server, &json!({"input": input, "instructions": "Kind!"}));
-    // The template knows no developer by name.
+    // The template has no role `developer`.
     let told = "[system]Be brief.[user]a\nb[assistant]Wait.<r>Hm.</r><tool_call>weather{\"city\": \"Oslo\"}</tool_call>\
         <tool_call>weather{\"city\": \"Rome\"}</tool_call>[tool]rain[tool]sun\
         [assistant]None<r>So.</r><tool_call>weather{\"city\": \"Bonn\"}</tool_call>[tool]fog";
     assert_eq!(prompt_text(&server), format!("[system]Kind!{told}<think>\n"));
-    // Going on keeps all but the instructions, and so does going on from that.
+    // A later response keeps all but the instructions, and so does a response after that.
     let second = create(&server, &json!({"previous_response_id": first["id"], "input": "And?"}));
     let more = format!("{told}[assistant]Fine.<r>Ok.</r>[user]And?");
     assert_eq!(prompt_text(&server), format!("{more}<think>\n"));
     assert_eq!(second["previous_response_id"], first["id"]);
     streamed(&server, &json!({"previous_response_id": second["id"], "input": "So?"}));
     assert_eq!(prompt_text(&server), format!("{more}[assistant]Fine.<r>Ok.</r>[user]So?<think>\n"));
-    // What is kept can be read.
+    // Stored responses can be read.
     let path = |response: &Value, rest: &str| format!("/v1/responses/{}{rest}", response["id"].as_str().unwrap());
     assert_eq!(server.get(&path(&first, "")).ok(), first);
     let list = server.get(&path(&second, "/input_items?order=asc&limit=100")).ok();
@@ -49,7 +49,7 @@ fn items_reach_the_template_and_a_response_is_gone_on_from() {
     assert_eq!((&next["data"][0], &next["first_id"]), (&items[10], &items[10]["id"]));
     server.get(&path(&second, "/input_items?after=nobody")).error(400);
     server.get(&path(&second, "/input_items?limit=0")).error(400);
-    // What is deleted is gone, what came of it stays.
+    // A deleted response is gone; later responses that continue it stay.
     assert_eq!(
         server.send(format!("DELETE {} HTTP/1.1\r\nhost: localhost\r\n\r\n", path(&first, ""))).answer().ok()["deleted"],
         true
@@ -64,7 +64,7 @@ fn items_reach_the_template_and_a_response_is_gone_on_from() {
     server.assert_idle();
 }
 
-/// Clients that let the server keep what was said send ids of its items.
+/// Clients that use the server's store send the ids of its items.
 #[test]
 fn stored_items_are_sent_by_their_ids() {
     let server = says(ALL, "Ok.</think>Fine.", 4, FinishReason::Stop);
@@ -79,7 +79,7 @@ fn stored_items_are_sent_by_their_ids() {
     });
     assert_eq!(told.0, known.0);
     assert!(known.0.starts_with("[user]Hi[assistant]Fine.<r>Ok.</r>[user]So?"), "{}", known.0);
-    // They are kept with the new response, which does not need the old one for them.
+    // The items are stored with the new response, which does not need the old one for them.
     let path = |response: &Value| format!("/v1/responses/{}", response["id"].as_str().unwrap());
     let items = server.get(&format!("{}/input_items?order=asc", path(&known.1))).ok();
     assert_eq!((&items["data"][2]["id"], &items["data"][2]["content"][0]["text"]), (&id(1), &json!("Fine.")));
@@ -91,7 +91,7 @@ fn stored_items_are_sent_by_their_ids() {
     server.assert_idle();
 }
 
-/// Few bytes can stand for many: what they stand for is held like a body, or refused.
+/// Short references can stand for many bytes: the referenced items are held like a body, or refused.
 #[test]
 fn references_are_bounded_in_bytes() {
     let server =
@@ -153,7 +153,7 @@ fn a_running_response_is_cancelled() {
             }
             false => assert_eq!(meanwhile.status, 404, "what is not to be kept is not shown"),
         }
-        // The stream is read on while it is being cancelled, as a client does.
+        // The client continues to read the stream while it is being cancelled.
         let reads = std::thread::spawn(move || client.until("\r\n0\r\n\r\n"));
         let cancelled = cancel(id).ok();
         assert_eq!((&cancelled["status"], &cancelled["id"]), (&json!("cancelled"), &json!(id)));
@@ -165,7 +165,7 @@ fn a_running_response_is_cancelled() {
         assert_eq!(cancel(id).status, after.status, "what has ended stays as it is");
     }
     cancel("resp_none").error(404);
-    // One that is not streamed is found by the request's id.
+    // A response that is not streamed is found by the request's id.
     let body = ask(&json!({})).to_string();
     let mut client =
         server.send(post("/v1/responses", &body).replace("host: localhost", "host: localhost\r\nx-request-id: mine"));

@@ -57,8 +57,7 @@ fn abandoned_load_is_cancelled() {
     for line in ["plimsoll_models_load_cancelled_total 1\n", "plimsoll_models_failed_total 0\n"] {
         assert!(metrics.ok_text().contains(line), "{line}: {}", metrics.body);
     }
-    // Its turn is over, so other models answer. A load that was given up is no failure: the next request loads it
-    // again.
+    // The load's turn is over, so other models answer. A load that was given up is no failure: the next request loads it again.
     ask(&server, "a").ok();
     let again = server.send(post("/v1/completions", &body));
     eventually("it is tried anew", || states(&server)[1] == "minute loading");
@@ -76,7 +75,7 @@ fn abandoned_fetch_delays_no_request() {
     let client = server.send(post("/v1/completions", &json!({"model": "far", "prompt": "x"}).to_string()));
     eventually("it is being fetched", || fake.fetches[0].load(Ordering::Acquire) == 1);
     drop(client);
-    // Its turn comes when the fetch is given up.
+    // The turn of `a` comes when the fetch is given up.
     let began = Instant::now();
     ask(&server, "a").ok();
     let took = began.elapsed();
@@ -112,7 +111,7 @@ fn a_drain_gives_a_load_its_time_and_no_more() {
     assert!(rest.contains("\"code\":\"unavailable\"") && rest.contains("shutting down"), "{rest}");
     assert!(whole.answer().error(503)["message"].as_str().unwrap().contains("shutting down"));
     assert!(server.wait_for_end(PATIENCE));
-    // Its time is 600 ms; then it is told, and not left behind.
+    // The load has 600 ms; then it is told to end, and the server waits for it.
     let took = began.elapsed();
     assert!(took >= Duration::from_millis(600), "{took:?}");
     assert_eq!(fake.given_up.load(Ordering::Acquire), 1);
@@ -120,7 +119,7 @@ fn a_drain_gives_a_load_its_time_and_no_more() {
 
 #[test]
 fn drain_does_not_wait_for_an_abandoned_load() {
-    // Nor is any time left to clients that come back. Once of three times, since a machine may stand still for a while.
+    // A load whose client has disconnected gets no time. One success of three is enough, since a machine may stand still for a while.
     let quick = (0..3).any(|_| {
         let patient = ServerConfig { drain_deadline: PATIENCE, ..config() };
         let minute = Model { takes: PATIENCE, ..model("minute", 5) };
@@ -141,7 +140,7 @@ fn load_without_checkpoints_delays_others_briefly() {
     server.shut_down();
     let began = Instant::now();
     assert!(server.wait_for_end(PATIENCE));
-    // The load is told at once: no request waits for it.
+    // The load is told to end at once: no request waits for it.
     assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
     assert!(fake.engines.lock().unwrap().is_empty(), "it is left behind after one second of twenty");
 }

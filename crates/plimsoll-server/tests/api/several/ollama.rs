@@ -18,7 +18,7 @@ fn a_pull_loads_a_model_and_ps_lists_it() {
     assert_eq!(names(&tags), ["a:latest", "a-alias:latest", "b:latest", "b-alias:latest"]);
     assert_eq!(tags["models"][0]["details"]["family"], "", "nothing is known before it is loaded");
     assert!(names(&server.get("/api/ps").ok()).is_empty());
-    // JavaScript's client says `name`.
+    // JavaScript's client sends `name`.
     let answer = server.post("/api/pull", &json!({"name": "b:latest", "stream": false}));
     assert_eq!(answer.ok(), json!({"status": "success"}));
     assert_eq!(fake.loaded(), ["b"]);
@@ -31,7 +31,7 @@ fn a_pull_loads_a_model_and_ps_lists_it() {
     assert!(unknown.json()["error"].as_str().unwrap().contains("`a`, `b`"), "{}", unknown.body);
 }
 
-/// The default is a stream, which waits with blanks.
+/// The default is a stream, which sends blanks while it waits.
 #[test]
 fn a_stream_waits_for_its_model_with_blanks() {
     let mut slow = model("a", 4);

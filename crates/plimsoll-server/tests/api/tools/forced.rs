@@ -1,8 +1,8 @@
-//! Calls that `tool_choice` or a strict tool asks for.
+//! Calls that `tool_choice` or a strict tool requires.
 
 use super::*;
 
-/// The text that would have the form is another answer's.
+/// The text with the required format belongs to another answer.
 #[test]
 fn forced_call_comes_before_structured_output() {
     let server = says(HERMES, CALLS, 9, FinishReason::Stop);
@@ -29,12 +29,12 @@ fn a_call_that_is_asked_for_and_cut_has_no_text() {
             assert_eq!(reason, "length");
         }
     }
-    // Where the model is free it may have been about to say anything.
+    // Without a forced call the model might have been about to write any text.
     let (message, _) = whole(&server, &json!({"tools": tools()}));
     assert_eq!(message["content"], "<tool_call>\n{\"name\": \"wea");
 }
 
-/// Schemas are written for people, too: what no grammar knows is no reason to refuse a call, unless the tool is strict.
+/// Schemas are written for people too: an unsupported keyword refuses a call only if the tool is strict.
 #[test]
 fn a_call_is_asked_for_of_any_tool_that_is_not_strict() {
     let server = says(HERMES, CALLS, 9, FinishReason::Stop);
@@ -62,7 +62,7 @@ fn strict_tools_are_held_to_their_schemas_also_where_the_model_is_free() {
     assert_eq!(formed(), 0, "free");
     let (message, reason) = whole(&server, &strict(true));
     assert_eq!((formed(), &message["content"], &reason), (1, &json!("Hello."), &json!("stop")));
-    // A form holds the text and the calls, as without strict.
+    // One grammar covers the text and the calls, as without strict.
     let mut both = strict(true);
     both["response_format"] = json!({"type": "json_object"});
     whole(&server, &both);
@@ -71,15 +71,14 @@ fn strict_tools_are_held_to_their_schemas_also_where_the_model_is_free() {
     none["tool_choice"] = json!("none");
     whole(&server, &none);
     assert_eq!(formed(), 2, "nothing is called");
-    // Calls in this format have arguments that are no JSON. A schema cannot constrain them while the model may write
-    // them in its own format.
+    // Calls in this format have arguments that are no JSON. A schema cannot constrain them while the model may write text too.
     let xml = says(
         "{% if tools %}<function=name><parameter=x>{% endif %}{{ messages[0].content }}",
         "Hi",
         2,
         FinishReason::Stop,
     );
-    // Clients make all their tools strict unasked: it is free all the same.
+    // Clients make all their tools strict by default: the answer is not constrained all the same.
     whole(&xml, &strict(true));
     whole(&xml, &strict(false));
     assert_eq!(xml.observed.constrained.load(Ordering::Acquire), 0);

@@ -25,7 +25,7 @@ fn requests_of_a_server_are_answered_before_its_answer_is_read() {
         "{response}"
     );
     let replies: Vec<_> = mcp.came().into_iter().filter(|came| came.method == "post").collect();
-    // Those to the call's requests may come while the list's are counted: each round has four.
+    // Replies to the call's requests may come while the list's are counted: each round has four.
     assert_eq!(replies.len(), 2 * ASKED.len(), "{replies:?}");
     for (n, reply) in replies.iter().take(ASKED.len()).enumerate() {
         let id = if n % 2 == 0 { json!(n) } else { json!(n.to_string()) };
@@ -61,7 +61,7 @@ fn revisions_are_agreed_on() {
             assert!(message.head.contains(&format!("mcp-protocol-version: {revision}\r\n")), "{}", message.head);
         }
     }
-    // A server that only speaks a later one: it chooses it all the same, or it knows no `initialize`.
+    // A server that only supports a later revision: it chooses that one all the same, or refuses `initialize`.
     for (revision, word) in [
         (Some("2099-01-01"), "it speaks revision `2099-01-01` of MCP; known here are 2025-03-26"),
         (None, "HTTP status 400: Unsupported protocol version (it speaks 2026-07-28; known here are 2025-03-26"),
@@ -100,7 +100,7 @@ fn servers_over_tls_are_checked_against_the_certificates() {
     let response = create_with(&mcp, Some(&ours)).ok();
     assert_eq!(response["output"][1]["output"], "5", "{response}");
     assert!(mcp.url().starts_with("https://"));
-    // Of another authority, with the built-in ones, and for another host.
+    // A certificate of another authority, one checked against the built-in authorities, and one for another host.
     let elsewhere = McpServer::with(Traits { tls: tls("elsewhere.pem"), ..PLAINLY });
     for (mcp, roots) in [(&mcp, Some(&other)), (&mcp, None), (&elsewhere, Some(&ours))] {
         let before = mcp.came().len();

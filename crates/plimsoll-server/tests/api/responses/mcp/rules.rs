@@ -1,4 +1,4 @@
-//! Which servers and calls are allowed: by the operator, by the request, by the user.
+//! Allowed servers and calls: by the operator, by the request, by the user.
 
 use super::*;
 

@@ -32,7 +32,7 @@ pub enum Manner {
     Status(u16),
     /// Forgets its sessions once.
     Forgets,
-    /// Sends so many rounds of four requests in a stream, waits for a reply to each, and answers.
+    /// Sends this many rounds of four requests in a stream, waits for a reply to each, and answers.
     Asks(usize),
 }
 
@@ -41,15 +41,15 @@ pub enum Manner {
 pub struct Traits {
     pub on_list: Manner,
     pub on_call: Manner,
-    /// The revision that it chooses. None: it refuses `initialize` as a server of the revision 2026-07-28 does.
+    /// The revision that the server chooses. None: it refuses `initialize` as a server of the revision 2026-07-28 does.
     pub revision: Option<&'static str>,
     pub tls: Option<Arc<ServerConfig>>,
 }
 
-/// The methods of its requests, which have the ids 0, "1", 2, "3".
+/// The methods of the server's requests, which have the ids 0, "1", 2, "3".
 pub const ASKED: [&str; 4] = ["ping", "sampling/createMessage", "roots/list", "elicitation/create"];
 
-/// A message that came: its method, its head, its body.
+/// A received message: its method, its head, its body.
 #[derive(Clone, Debug)]
 pub struct Came {
     pub method: String,
@@ -174,7 +174,7 @@ fn whole(status: u16, kind: &str, body: &str) -> String {
 
 const STREAM: &str = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n: hello\n\n";
 
-/// Sends requests, and waits until each has a reply.
+/// Sends requests and waits until each has a reply.
 fn asked(stream: &mut impl Write, rounds: usize, seen: &Mutex<Vec<Came>>) -> bool {
     let mut events = STREAM.to_owned();
     for n in 0..rounds * ASKED.len() {
@@ -191,7 +191,7 @@ fn asked(stream: &mut impl Write, rounds: usize, seen: &Mutex<Vec<Came>>) -> boo
     sent
 }
 
-/// Answers in its manner. False: the connection ends.
+/// Answers according to `manner`. Returns false if the connection ends.
 fn answered(
     stream: &mut (impl Read + Write),
     manner: Manner,
