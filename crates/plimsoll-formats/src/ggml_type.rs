@@ -39,7 +39,7 @@ const fn offset(code_bits: u8, group: usize, scales: ScaleKind) -> QuantLayout {
     QuantLayout { code_bits, group, zero: 0, scales, offset: true, codebook: None }
 }
 
-/// Returns the layout of codes whose levels are in a codebook.
+/// Returns the layout of codes with levels in a codebook.
 const fn looked_up((codebook, zero): (Codebook, u8), code_bits: u8, group: usize, scales: ScaleKind) -> QuantLayout {
     QuantLayout { code_bits, group, zero, scales, offset: false, codebook: Some(codebook) }
 }

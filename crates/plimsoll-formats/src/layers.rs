@@ -1,5 +1,5 @@
-//! The properties of one decoder layer, in models whose layers differ: heads, the source of keys and values, the width of the feed-forward
-//! part.
+//! The properties of one decoder layer, for models with layers that differ: heads, the source of keys and values, the width of the
+//! feed-forward part.
 
 use crate::bounds::{
     CONTEXT_MAX, HEAD_DIM_MAX, HEADS_MAX, HIDDEN_MAX, INTERMEDIATE_MAX, VOCAB_MAX, positive, within, wrong,

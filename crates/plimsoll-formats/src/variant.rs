@@ -75,7 +75,7 @@ pub struct PerLayerInput {
     pub width: usize,
     /// Rows of the table.
     pub rows: usize,
-    /// The token whose row is used for positions that an encoder fills.
+    /// The token with the row that is used for positions that an encoder fills.
     pub pad: u32,
 }
 

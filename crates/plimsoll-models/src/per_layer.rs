@@ -21,7 +21,7 @@ pub struct PerLayerInputs {
     layers: usize,
     hidden: usize,
     eps: f32,
-    /// The token whose row is used for positions that an encoder fills, repeated.
+    /// The token with the row that is used for positions that an encoder fills, repeated.
     pads: [u32; 64],
 }
 

@@ -15,7 +15,7 @@ use crate::state::model::ModelState;
 use crate::transcriptions::Task;
 use crate::{chat, completions, messages, ollama, pooling, responses, transcriptions};
 
-/// The routes whose bodies can be read.
+/// The routes with bodies that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
     /// `/v1/completions`

@@ -1,4 +1,4 @@
-//! The plan of images whose pieces are encoded one by one.
+//! The plan of images in pieces that are encoded one by one.
 
 use super::*;
 

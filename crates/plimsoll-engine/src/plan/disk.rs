@@ -14,7 +14,7 @@ use crate::media::MediaPlan;
 const BUFFERS_BYTES: usize = 8 << 20;
 /// The most blobs that the index has room for.
 const ENTRIES_MAX: usize = 1 << 18;
-/// The most media whose encoder outputs wait to be written.
+/// The most media with encoder outputs that wait to be written.
 pub(crate) const OUTPUTS_MAX: usize = 256;
 /// The smallest file.
 const BLOCK_BYTES: usize = 4096;

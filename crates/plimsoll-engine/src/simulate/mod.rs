@@ -333,7 +333,7 @@ impl<'a> Simulation<'a> {
         self.scheduler.publish(entry.seq);
     }
 
-    /// Removes sequences with all their output. A sequence whose client leaves is dropped, not finished.
+    /// Removes sequences with all their output. A sequence is dropped when its client leaves, and not finished.
     fn retire(&mut self) {
         for index in (0..self.scheduler.running().len()).rev() {
             let seq = &self.scheduler.running()[index];

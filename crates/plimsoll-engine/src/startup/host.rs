@@ -50,7 +50,7 @@ impl Host {
         Self::read_from(Root::system(), options)
     }
 
-    /// The same for a machine whose files are under `root`.
+    /// The same for a machine with its files under `root`.
     pub fn read_from(root: Root, options: &Options) -> Result<Self, HostError> {
         let limits = HostLimits::read(&root, options.memory_budget)?;
         let cores = usize::try_from(limits.cpus.usable).unwrap_or(1).max(1);

@@ -82,7 +82,7 @@ pub(crate) struct PoolBuilder<'a, B> {
     pub root: Option<Link>,
 }
 
-/// The components whose size depends on the generation.
+/// The components with a size that depends on the generation.
 const SIZED: [Component; 5] = [
     Component::KvPages,
     Component::StateSlots,

@@ -1,7 +1,7 @@
 //! Families of decoders that need no model code: each has a file here and a row in [`FAMILIES`].
 //!
-//! A family's file has the names of its checkpoints, its class's defaults, the meaning of its keys, and the tensors whose names differ from
-//! Llama's. Model code does not depend on the family: `plimsoll-models` reads [`crate::Variant`].
+//! A family's file has the names of its checkpoints, its class's defaults, the meaning of its keys, and the tensors with names that
+//! differ from Llama's. Model code does not depend on the family: `plimsoll-models` reads [`crate::Variant`].
 
 mod deepseek;
 mod ernie;
@@ -89,7 +89,7 @@ pub(crate) struct Family {
     pub(crate) from_gguf: fn(&Keys, &mut ModelConfig) -> Result<(), FormatError>,
     /// Tensors of Hugging Face checkpoints whose names are not canonical.
     pub(crate) hf_names: Names,
-    /// Tensors of GGUF files whose names differ from the table in `gguf::names`.
+    /// Tensors of GGUF files with names that differ from the table in `gguf::names`.
     pub(crate) gguf_names: Names,
 }
 

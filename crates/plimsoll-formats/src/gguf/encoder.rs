@@ -18,7 +18,7 @@ const INTERVAL: usize = 3;
 const MODERN_THETA: f32 = 160_000.0;
 const MODERN_LOCAL_THETA: f32 = 10_000.0;
 
-/// Tensors whose names differ from those of decoders.
+/// Tensors with names that differ from those of decoders.
 const NAMES: Names = &[
     ("token_embd_norm", "embeddings.LayerNorm"),
     ("token_embd", "embeddings.word_embeddings"),

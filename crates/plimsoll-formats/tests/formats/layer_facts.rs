@@ -1,4 +1,4 @@
-//! Families whose layers differ in numbers of heads, gates or reach: the meaning of their keys, and the values refused by name.
+//! Families with layers that differ in numbers of heads, gates or reach: the meaning of their keys, and the values refused by name.
 
 use crate::common::{GgufWriter, of_class, refuses};
 use plimsoll_formats::{Norms, OutputGate, QkNorm, QueryGrowth, RopeScaling};

@@ -251,7 +251,7 @@ fn in_chunks(rig: &mut Rig, model: &str, whole: &Part, logits: &[Vec<f32>]) {
     for length in [5, 9, 1, 14, 7].into_iter().cycle() {
         let mut end = (start + length).min(whole.tokens.len());
         if let Some(seen) = whole.ends.get(end - 1) {
-            // An image whose tokens see each other is not cut.
+            // An image with tokens that attend to each other is not cut.
             end = *seen as usize;
         }
         if start == end {

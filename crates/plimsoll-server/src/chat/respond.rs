@@ -119,7 +119,7 @@ struct Call {
     custom: Option<CustomCall>,
 }
 
-/// A call of a tool whose input is plain text.
+/// A call of a tool with plain-text input.
 #[derive(Debug, Serialize)]
 struct CustomCall {
     name: String,

@@ -69,7 +69,7 @@ struct Call<'a> {
     custom: Option<CustomCall<'a>>,
 }
 
-/// A call of a tool whose input is plain text.
+/// A call of a tool with plain-text input.
 #[derive(Serialize)]
 struct CustomCall<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]

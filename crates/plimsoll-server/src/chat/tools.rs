@@ -58,7 +58,7 @@ fn tool(mut fields: Fields<'_>) -> ApiResult<String> {
     Ok(name)
 }
 
-/// Takes a tool whose input is plain text, and makes a function of it.
+/// Takes a tool with plain-text input, and makes a function of it.
 fn custom(fields: &mut Fields<'_>) -> ApiResult<(Custom, Value)> {
     fields.raw("type");
     let (param, raw) = fields.needed("custom")?;

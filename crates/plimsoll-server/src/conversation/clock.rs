@@ -29,7 +29,7 @@ pub(crate) struct Counts {
 }
 
 impl Clock {
-    /// Starts the clock of a request whose model is loaded now.
+    /// Starts the clock of a request, when its model is loaded.
     pub fn new(arrived: Instant) -> Self {
         Self { arrived, began: Instant::now(), first_token: None, last_token: None }
     }

@@ -48,7 +48,7 @@ pub(crate) struct Conversation {
     pub messages: Value,
     /// The media of the messages, in order.
     pub media: Vec<Medium>,
-    /// Documents whose text is still to be read.
+    /// Documents with text that is still to be read.
     pub documents: Vec<Document>,
     pub tools: Option<ToolUse>,
     pub ending: Ending,

@@ -24,7 +24,7 @@ pub(crate) struct ReplyRules {
     only_calls: bool,
     /// The beginning of call ids. None: short ids without a prefix.
     call_prefix: Option<&'static str>,
-    /// Tools whose input is plain text.
+    /// Tools with plain-text input.
     custom: Arc<[Custom]>,
 }
 

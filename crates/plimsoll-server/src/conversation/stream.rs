@@ -28,7 +28,7 @@ pub(crate) trait StreamWriter: Send + 'static {
     /// The headers of the answer.
     const HEADERS: StreamHeaders = sse::HEADERS;
 
-    /// Writes the end of a stream whose writer has panicked.
+    /// Writes the end of a stream after its writer panicked.
     fn broken(error: &ApiError, out: &mut Events) {
         out.error(error);
         out.done();

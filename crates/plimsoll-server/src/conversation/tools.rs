@@ -24,7 +24,7 @@ pub(crate) enum ToolChoice {
     Named(String),
 }
 
-/// A tool whose input is plain text.
+/// A tool with plain-text input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Custom {
     pub name: String,
@@ -42,7 +42,7 @@ pub(crate) struct ToolUse {
     pub choice: ToolChoice,
     /// Whether several calls in one turn are allowed.
     pub parallel: bool,
-    /// The tools of the list whose input is plain text.
+    /// The tools of the list with plain-text input.
     pub custom: Arc<[Custom]>,
 }
 
@@ -97,7 +97,7 @@ impl ToolList {
         Ok(())
     }
 
-    /// Adds a tool whose input is plain text. `tool` is the function that the model sees.
+    /// Adds a tool with plain-text input. `tool` is the function that the model sees.
     pub fn add_custom(&mut self, param: &str, custom: Custom, tool: Value) -> ApiResult<()> {
         self.add(param, custom.name.clone(), tool)?;
         self.custom.push(custom);

@@ -100,7 +100,7 @@ impl ApiError {
         Self { code: Some("engine_error"), ..Self::new(StatusCode::INTERNAL_SERVER_ERROR, message) }
     }
 
-    /// Counts an answer whose request can never be served, unless the engine has counted it.
+    /// Counts an answer to a request that can never be served, unless the engine has counted it.
     pub fn count_invalid(response: &Response, invalid: &Counter) {
         let error = response.extensions().get::<Self>().filter(|error| !error.counted);
         if error.is_some_and(|error| matches!(error.status.as_u16(), 400 | 404 | 413 | 415)) {

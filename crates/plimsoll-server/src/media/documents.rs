@@ -31,7 +31,7 @@ const FETCHED_MAX: usize = 64;
 /// The most bytes of a file, and the end of the error for a larger file.
 const LIMIT: (u64, &str) = (FILE_BYTES_MAX, "no flag raises it");
 
-/// A file whose text is still to be read.
+/// A file with text that is still to be read.
 #[derive(Clone, Debug)]
 pub(crate) struct Document {
     /// The path of the file's field in the body.

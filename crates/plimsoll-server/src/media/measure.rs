@@ -14,7 +14,7 @@ use crate::http::error::ApiResult;
 use crate::state::media::config::MediaConfig;
 use crate::state::model::ModelState;
 
-/// Frames a second of an animation whose file has no durations.
+/// Frames a second of an animation without durations.
 const ANIMATION_RATE: f64 = 10.0;
 
 /// Bytes of a pixel.
@@ -59,7 +59,7 @@ pub(crate) struct Measured {
     pub(super) tile: Size,
     /// The number of placeholders that a prompt has for it before they are repeated.
     pub(super) runs: u64,
-    /// The division of an image whose pieces are encoded one by one.
+    /// The division of an image in pieces that are encoded one by one.
     pub(super) cut: Option<Cut>,
     /// The intermediate sizes of the resize, if it has several steps.
     pub(super) steps: Option<Steps>,

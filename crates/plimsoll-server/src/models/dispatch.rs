@@ -19,7 +19,7 @@ use crate::{ollama, transcriptions};
 /// The wait for a model after which a streaming request gets its stream with comments. Before that, an error still has its own status.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The handler of every route whose body names a model.
+/// The handler of every route with a model in its body.
 pub(super) async fn handle(State(registry): State<Arc<Registry>>, request: Request) -> ApiResult<Response> {
     let (mut head, body) = request.into_parts();
     let server = &registry.server;

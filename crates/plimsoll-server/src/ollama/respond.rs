@@ -68,7 +68,7 @@ struct Function {
     arguments: Box<RawValue>,
 }
 
-/// A call whose arguments are not complete yet.
+/// A call with incomplete arguments.
 #[derive(Debug)]
 pub(super) struct OpenCall {
     index: usize,

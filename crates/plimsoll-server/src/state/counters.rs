@@ -47,7 +47,7 @@ pub(crate) struct Metrics {
     pub kv_readers: Arc<AtomicU64>,
     /// Connections that got 503 because too many were open.
     pub refused_connections: Counter,
-    /// HTTP/2 streams whose client read nothing for the write timeout.
+    /// HTTP/2 streams with a client that read nothing for the write timeout.
     pub stalled_streams: Counter,
     /// Unknown fields in requests that were served despite them.
     pub unknown_fields: Counter,

@@ -20,7 +20,7 @@ use crate::http::form::{Part, object, parts};
 use crate::media::{MediaParser, Windowing};
 use crate::state::model::ModelState;
 
-/// Fields whose values are not strings.
+/// Fields with values that are not strings.
 const TYPED: [&str; 12] = [
     "stream",
     "temperature",

@@ -64,7 +64,7 @@ struct Said {
     logprobs: (f64, u32),
     /// The probability of silence.
     no_speech_prob: Option<f64>,
-    /// The number of tokens whose text was returned.
+    /// The number of tokens with returned text.
     shown: usize,
 }
 
@@ -231,7 +231,7 @@ impl Windows {
         self.show(state, ended(&self.said.tokens, self.prompts.times))
     }
 
-    /// Returns the text of a window's tokens up to `end`, from the first token whose text was not returned before.
+    /// Returns the text of a window's tokens up to `end`, from the first token with text that was not returned before.
     fn show(&mut self, state: &ModelState, end: usize) -> String {
         let begin = self.said.shown;
         if end <= begin {

@@ -15,7 +15,7 @@ use crate::common::recall::{Recall, Shape, mix, prompt, recall_bench, says};
 pub const REQUESTS: usize = 8;
 /// The request that is sent when all others have ended: the engine still serves.
 const LAST: usize = REQUESTS - 1;
-/// The request whose client disconnects.
+/// The request of the client that disconnects.
 const ABORTED: usize = 1;
 /// The round after which this client disconnects.
 const ABORT_ROUND: usize = 14;

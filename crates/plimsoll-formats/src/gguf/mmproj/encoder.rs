@@ -224,7 +224,7 @@ fn windows(keys: &Keys, depth: usize) -> Result<(Option<usize>, Vec<usize>), For
     Ok((Some(keys.size("window_size")?.unwrap_or(WINDOW)), full))
 }
 
-/// The layers whose output is also sent to the model's first layers.
+/// The layers with outputs that are also sent to the model's first layers.
 fn deepstack(keys: &Keys, depth: usize, encoder: VisionKind, model: &GgufMeta) -> Result<Vec<usize>, Refusal> {
     let key = keys.path("is_deepstack_layers");
     let layers: Vec<usize> = match keys.meta.get(&key) {

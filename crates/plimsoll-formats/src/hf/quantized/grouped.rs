@@ -309,7 +309,7 @@ pub(super) fn packed<'a>(
     module.entry([outer, &[cols]].concat(), group, cells, (scale_tensor, scales), zeros, order)
 }
 
-/// Joins a weight of compressed-tensors whose codes are signed bytes.
+/// Joins a weight of compressed-tensors with codes of signed bytes.
 pub(super) fn bytes<'a>(codes: &'a Found, declared: &Quantization, all: &'a Tensors<'a>) -> Result<Entry, FormatError> {
     let module = Module::new(codes, ".weight", declared, all)?;
     let Some((&cols, outer)) = codes.shape.split_last() else { return Err(module.wrong("it has no dimensions")) };
