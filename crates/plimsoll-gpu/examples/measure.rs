@@ -1,4 +1,4 @@
-//! What a GPU does, alone and with a model: `measure [MODEL] [--allow-software]`. Prints a table in Markdown.
+//! Measures a GPU, alone and with a model: `measure [MODEL] [--allow-software]`. Prints a table in Markdown.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -162,7 +162,7 @@ fn steps(device: &mut GpuDevice, model: &dyn Model, most_rows: usize) {
     }
 }
 
-/// What a driver says of the adapter.
+/// Prints the adapter's features and limits, as its driver reports them.
 fn features(adapter: &Adapter) {
     println!("{}\n\n| what | how | result |\n| --- | --- | --- |", adapter.name());
     println!("| buffer at most | | {} MiB |", adapter.limits().buffer >> 20);

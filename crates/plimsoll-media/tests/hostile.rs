@@ -275,7 +275,7 @@ fn truncations() {
     }
 }
 
-/// What decoding is said to cost, and costs.
+/// Compares the announced memory of decoding with the measured memory.
 fn large_images() {
     for name in ["large.jpg", "large.webp"] {
         let bytes = fixture(name);

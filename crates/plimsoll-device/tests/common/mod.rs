@@ -19,7 +19,7 @@ pub fn checkpoint(name: &str) -> Checkpoint {
     Checkpoint::open(&models.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// What the device must know, beside the state.
+/// The shape of a model with one layer and this state.
 pub fn shape(state: Option<StateShape>) -> ModelShape {
     let kv = KvShape::new(KvDtype::F16, [KvLayer { kv_heads: 2, head_dim: 16, heads: 4, window: None }]);
     ModelShape { kv, state, hidden: 256, encoder: None, bf16: false }

@@ -70,7 +70,7 @@ fn ring(start: usize, end: usize, ring: usize) -> Vec<u32> {
 
 #[test]
 fn a_layer_computes_the_same_in_any_cache() {
-    // What a chunk of 40 rows sees: its own positions and 39 before it.
+    // A chunk of 40 rows attends to its own positions and 39 before it.
     let need = (WINDOW - 1 + 40).div_ceil(PAGE_TOKENS) + 1;
     let pages = POSITIONS.div_ceil(PAGE_TOKENS);
     for threads in [1, 3] {

@@ -35,14 +35,14 @@ impl Rig {
         let mut rig = Rig { device, pages };
         for list in 0..3 {
             for start in (0..CONTEXT).step_by(250) {
-                // What is common is stored three times, the same.
+                // The common prefix is stored three times, with equal bits.
                 rig.step(&Step { rows: &[(list, start, 250)], ..Step::default() });
             }
         }
         rig
     }
 
-    /// What rows attend to. What they are depends on nothing but their place.
+    /// Returns the attention results of rows. A row's inputs depend only on its sequence and position.
     fn step(&mut self, step: &Step<'_>) -> Vec<Vec<u32>> {
         self.device.begin_step();
         let Step { window, seen_from, .. } = *step;

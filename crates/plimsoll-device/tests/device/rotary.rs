@@ -1,4 +1,4 @@
-//! What precedes attention in one operation is what its parts are one after the other: norms, rotation, storing.
+//! The operation before attention gives the same bits as its parts one after the other: norms, rotation, storing.
 
 use crate::common::random::Random;
 use crate::common::{checkpoint, device, matrix, rows, shape};
@@ -7,7 +7,7 @@ use plimsoll_device::{Attention, Declare, Device, DtypePolicy, Isa, PAGE_TOKENS,
 /// Query heads, cached heads and their width: those of `shape`.
 const HEADS: [usize; 3] = [4, 2, 16];
 
-/// What the rows of sequences attend to, each from a position on: in one operation, or one after the other.
+/// Returns the attention results of sequences' rows, each from a position on: by one operation, or by its parts one after the other.
 fn run(seqs: &[(usize, usize)], norms: bool, interleaved: bool, threads: usize, at_once: bool) -> Vec<Vec<u32>> {
     let [heads, kv_heads, dim] = HEADS;
     let checkpoint = checkpoint("llama");

@@ -58,7 +58,7 @@ fn rig(dtype: KvDtype, threads: usize, isa: Isa) -> Rig {
     Rig { device, spec }
 }
 
-/// What a position of a sequence has: query, key, value, index queries, index key.
+/// Returns the inputs of a sequence's position: query, key, value, index queries, index key.
 fn inputs(sequence: usize, position: usize) -> [Vec<f32>; 5] {
     let mut random = Random::new((sequence * 10_000 + position) as u64 + 1);
     let widths = [HEADS * WIDTH, KV_HEADS * WIDTH, KV_HEADS * WIDTH, INDEX_HEADS * INDEX_WIDTH, INDEX_WIDTH];

@@ -1,4 +1,4 @@
-//! What the device does in one go against the steps it stands for: not a bit may differ.
+//! Fused operations of the device against the operations that they replace: the bits are equal.
 
 use crate::common::random::Random;
 use crate::common::{checkpoint, device, matrix, rows, shape};
@@ -40,7 +40,7 @@ fn load(name: &str, dtype: ComputeDtype, threads: usize, isa: Isa) -> (CpuDevice
     (device, Layer { norm, attention, feed_forward })
 }
 
-/// What `run` makes of so many rows, of which it gets a copy to norm and room for the result of that.
+/// Returns the results of `run` for `count` rows. It gets a copy of the rows to norm, and a buffer for the norm's result.
 fn results(
     (device, layer): &mut (CpuDevice, Layer),
     count: usize,

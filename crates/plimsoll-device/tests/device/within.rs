@@ -41,7 +41,7 @@ fn spec(window: Option<usize>) -> Attention {
     Attention { heads: HEADS, scale: 0.25, window, ..Attention::WHOLE }
 }
 
-/// What the rows of each sequence come to, in one step.
+/// Returns the results of each sequence's rows in one step.
 fn run(lengths: &[usize], seeds: &[u64], window: Option<usize>, threads: usize, isa: Isa) -> Vec<Vec<u32>> {
     let checkpoint = checkpoint("llama");
     let table = Declare::new(&checkpoint, DtypePolicy::Auto).finish();

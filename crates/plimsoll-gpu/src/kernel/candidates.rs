@@ -72,7 +72,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index
             own_block = b;
         }
     }
-    // What was taken last: all that is left is behind it.
+    // The candidate taken last: all others that are left are ranked below it.
     var last_key = NOWHERE;
     var last_id = 0u;
     for (var i = 0u; i < wanted; i++) {

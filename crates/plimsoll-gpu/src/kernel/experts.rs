@@ -94,7 +94,7 @@ fn probabilities(at: u32, thread: u32) {
         if (p.correction != 0u) {
             rank = rank + vectors[p.correction - 1u + e];
         }
-        // What is no number is ranked below all numbers.
+        // NaN is ranked below all numbers.
         ranks[e] = select(rank, LOWEST, none(rank));
     }
 }

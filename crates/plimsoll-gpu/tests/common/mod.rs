@@ -14,7 +14,7 @@ use plimsoll_formats::Checkpoint;
 use plimsoll_gpu::{Adapter, AdapterChoice, Context, GpuDevice, GpuMemory, GpuWeights, Sizes};
 use plimsoll_memory::{Component, Ledger};
 
-/// What tests ask of a device, beside operations.
+/// The methods of a device under test, beside its operations.
 pub trait Rig: Device {
     /// The device.
     fn as_device(&mut self) -> &mut dyn Device;

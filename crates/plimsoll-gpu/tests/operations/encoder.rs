@@ -1,4 +1,4 @@
-//! What encoders of images and audio ask for, and what takes their outputs.
+//! The operations of image and audio encoders, and of the layers that take their outputs.
 
 use plimsoll_device::{
     Attention, EncoderShape, KvDtype, KvLayer, KvShape, Mode, ModelShape, Near, SeqSpan, StepInput, Unfold,

@@ -1,4 +1,4 @@
-//! What the tests share: settings without the network, sample content, a recorder of progress, a fake pip.
+//! Shared by the tests: settings without the network, sample content, a recorder of progress, a fake pip.
 
 use std::ffi::OsString;
 use std::fs;
@@ -146,7 +146,7 @@ impl FakePip {
         Self { directory }
     }
 
-    /// One that copies the wheel prepared under the requirement's name, and fails if there is none.
+    /// A fake pip that copies the wheel prepared under the requirement's name, and fails if there is none.
     pub fn copying() -> Self {
         Self::new(
             "cp \"$here/$requirement.whl\" \"$dest/$requirement-py3-none-any.whl\" \

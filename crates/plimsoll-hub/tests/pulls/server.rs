@@ -14,7 +14,7 @@ use crate::fixtures::sha256;
 /// The commit every test repository is at.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// What is served at a path, and how badly.
+/// The content of a path, and the faults of serving it.
 #[derive(Clone, Default)]
 pub struct Page {
     pub body: Vec<u8>,

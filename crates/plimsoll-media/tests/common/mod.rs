@@ -1,4 +1,4 @@
-//! What the media tests share.
+//! Helpers of the media tests.
 
 use std::path::PathBuf;
 

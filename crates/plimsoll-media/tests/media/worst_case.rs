@@ -7,7 +7,7 @@ use plimsoll_media::{MediaError, Shape, Size};
 use proptest::prelude::*;
 use serde_json::json;
 
-/// What an encoder may cost: by rows, by windows, by the longest sequence, and by a mixture.
+/// Costs that an encoder may have: by rows, by windows, by the longest sequence, and by a mixture.
 const COSTS: [fn(&Shape) -> u64; 4] =
     [|s| s.tokens, |s| s.sequences, |s| s.longest, |s| 3 * s.rows + 40 * s.sequences + s.longest];
 
