@@ -1,6 +1,6 @@
 //! A small HTTP client for measuring and for misbehaving: one connection per request, bounded buffers, plain http.
 //!
-//! Nothing here knows what is measured. A connection ends when its [`Answer`] is dropped.
+//! It does not depend on the measurements. A connection ends when its [`Answer`] is dropped.
 
 use std::time::Duration;
 
@@ -19,13 +19,13 @@ use tokio::time::timeout;
 
 use crate::events::Events;
 
-/// Longest event or whole answer that is kept.
+/// Size limit in bytes of an event or of a whole answer.
 const ANSWER_BYTES_MAX: usize = 64 << 20;
 
-/// Characters of a refusal that are shown.
+/// At most this many characters of a refusal are shown.
 const WORDS_MAX: usize = 200;
 
-/// A connection must be there within this time.
+/// A connection must be established within this time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The runtime of the commands that load a server: one thread, to leave the cores to the server.
@@ -38,14 +38,14 @@ pub fn client_runtime() -> std::io::Result<tokio::runtime::Runtime> {
 pub struct Target {
     /// `host:port`.
     pub authority: String,
-    /// What precedes `/v1/…`; empty for most servers.
+    /// The path before `/v1/…`; empty for most servers.
     base: String,
     /// `Bearer KEY`, sent with every request and never printed.
     authorization: Option<HeaderValue>,
 }
 
 impl Target {
-    /// Reads `http://host:port`, with or without `http://` and a trailing `/v1`; `key` is what its server wants to see.
+    /// Parses `http://host:port`, with or without `http://` and a trailing `/v1`; `key` is the server's API key.
     pub fn parse(url: &str, key: Option<&str>) -> Result<Self> {
         let rest = match url.split_once("://") {
             Some(("http", rest)) => rest,
@@ -65,7 +65,7 @@ impl Target {
         Ok(Self { authority, base, authorization })
     }
 
-    /// A bare connection, for callers that write their own bytes.
+    /// Opens a bare connection, for callers that write their own bytes.
     pub async fn connect(&self) -> Result<TcpStream> {
         let stream = timeout(CONNECT_TIMEOUT, TcpStream::connect(&self.authority)).await;
         let next = "`plimsoll serve` starts a server, --url names another";
@@ -75,7 +75,7 @@ impl Target {
         Ok(stream)
     }
 
-    /// The head of a POST with so many bytes of JSON, to write on a bare connection.
+    /// Returns the head of a POST with this many bytes of JSON, to write on a bare connection.
     pub fn head(&self, path: &str, bytes: u64) -> String {
         let key = self.authorization.as_ref().and_then(|value| value.to_str().ok());
         let key = key.map_or_else(String::new, |value| format!("authorization: {value}\r\n"));
@@ -90,12 +90,12 @@ impl Target {
         self.send(Method::POST, path, Bytes::from(body.to_string()), within).await
     }
 
-    /// Reads a page.
+    /// Sends a GET. The answer's head must come within `within`.
     pub async fn get(&self, path: &str, within: Duration) -> Result<Answer> {
         self.send(Method::GET, path, Bytes::new(), within).await
     }
 
-    /// The first model that the server lists.
+    /// Returns the first model that the server lists.
     pub async fn first_model(&self) -> Result<String> {
         let list = self.get("/v1/models", Duration::from_secs(30)).await?.good().await?.json().await?;
         let id = list.pointer("/data/0/id").and_then(Value::as_str);
@@ -106,7 +106,7 @@ impl Target {
         let stream = self.connect().await?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         let connection = Connection(tokio::spawn(async move {
-            // The code that reads the answer gets an error, too.
+            // The error is ignored: the code that reads the answer gets an error, too.
             let _ = connection.await;
         }));
         let mut request = Request::builder()
@@ -123,7 +123,7 @@ impl Target {
     }
 }
 
-/// A key as the value of a header.
+/// Returns the value of the `authorization` header for a key.
 fn bearer(key: &str) -> Result<HeaderValue> {
     let value = HeaderValue::from_str(&format!("Bearer {key}"));
     let mut value = value.context("the API key (--api-key or PLIMSOLL_API_KEY) is not visible ASCII")?;
@@ -131,7 +131,7 @@ fn bearer(key: &str) -> Result<HeaderValue> {
     Ok(value)
 }
 
-/// The task that drives a connection; ends with its owner.
+/// The task that drives a connection; aborted when this is dropped.
 struct Connection(JoinHandle<()>);
 
 impl Drop for Connection {
@@ -154,10 +154,10 @@ impl Answer {
         self.response.status().as_u16()
     }
 
-    /// This answer, if it is a 200.
+    /// Returns this answer if it is a 200.
     ///
     /// # Errors
-    /// What the server says instead.
+    /// When the status is another one; the error has the server's message.
     pub async fn good(self) -> Result<Self> {
         let (host, status) = (self.target.authority.clone(), self.status());
         match status {
@@ -170,12 +170,12 @@ impl Answer {
         }
     }
 
-    /// Whether the server said when to come back.
+    /// Whether the answer has a `Retry-After` header.
     pub fn announces_retry(&self) -> bool {
         self.response.headers().contains_key(RETRY_AFTER)
     }
 
-    /// The next piece of the body; none at its end.
+    /// Reads the next piece of the body; none at its end.
     pub async fn piece(&mut self) -> Result<Option<Bytes>> {
         while let Some(frame) = self.response.body_mut().frame().await {
             let frame = frame.with_context(|| format!("{}: the answer broke off", self.target.authority))?;
@@ -186,7 +186,7 @@ impl Answer {
         Ok(None)
     }
 
-    /// The whole body as text.
+    /// Reads the whole body as text.
     pub async fn text(mut self) -> Result<String> {
         let mut all = self.events.take_rest();
         while let Some(piece) = self.piece().await? {
@@ -198,14 +198,14 @@ impl Answer {
         Ok(String::from_utf8_lossy(&all).into_owned())
     }
 
-    /// The whole body as JSON.
+    /// Reads the whole body as JSON.
     pub async fn json(self) -> Result<Value> {
         let host = self.target.authority.clone();
         let text = self.text().await?;
         serde_json::from_str(&text).with_context(|| format!("{host}: not JSON: {}", words(&text)))
     }
 
-    /// The data of the next server-sent event; none at the end of the body. Comments are passed over.
+    /// Reads the data of the next server-sent event; none at the end of the body. Comments are skipped.
     pub async fn event(&mut self) -> Result<Option<String>> {
         loop {
             if let Some(data) = self.events.pop() {
@@ -222,7 +222,7 @@ impl Answer {
     }
 }
 
-/// What an answer says that is not what was wanted: the message of its error, or its beginning.
+/// Returns the message of an error answer, or the beginning of its text, without control characters.
 fn words(text: &str) -> String {
     let error = serde_json::from_str::<Value>(text).ok();
     let message = error.as_ref().and_then(|error| error.pointer("/error/message")?.as_str());
@@ -238,7 +238,7 @@ mod tests {
 
     use super::*;
 
-    /// What a client with this key sees of a server that answers once, and the head that the server saw.
+    /// Sends a request with this key to a server that answers once. Returns the client's result and the head that the server received.
     fn asked(key: Option<&str>, status: &str, body: &str) -> (Result<String>, String) {
         let answer = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,31 +1,31 @@
 //! A stream of bytes cut into server-sent events. Lines end with a line feed, or all with a carriage return before it.
 
-/// What has arrived and is no event yet.
+/// The bytes that have arrived and are not a complete event yet.
 #[derive(Debug, Default)]
 pub struct Events {
     pending: Vec<u8>,
-    /// Bytes at the beginning that are in no end of an event, so that none is looked at again with every piece that comes.
+    /// Bytes at the beginning that hold no end of an event. They are not searched again when more bytes arrive.
     searched: usize,
 }
 
 impl Events {
-    /// Takes what has arrived.
+    /// Appends bytes that have arrived.
     pub fn push(&mut self, piece: &[u8]) {
         self.pending.extend_from_slice(piece);
     }
 
-    /// Bytes of what is no event yet.
+    /// Returns the number of bytes that are not a complete event yet.
     pub fn waiting(&self) -> usize {
         self.pending.len()
     }
 
-    /// The bytes that are left.
+    /// Takes the bytes that are left.
     pub fn take_rest(&mut self) -> Vec<u8> {
         self.searched = 0;
         std::mem::take(&mut self.pending)
     }
 
-    /// The data of the first complete event. Comments are passed over.
+    /// Takes the data of the first complete event; none if there is no complete event. Comments are skipped.
     pub fn pop(&mut self) -> Option<String> {
         let mut begin = 0;
         let data = loop {
@@ -37,12 +37,12 @@ impl Events {
             }
         };
         self.pending.drain(..begin);
-        // An end may be three bytes old already.
+        // The last three bytes may belong to an end that is still incomplete.
         self.searched = if data.is_some() { 0 } else { self.pending.len().saturating_sub(3) };
         data
     }
 
-    /// Where the block that begins at `begin` ends, and the length of what ends it.
+    /// Returns the end of the block that begins at `begin`, and the length of its terminator.
     fn end_of_block(&self, begin: usize) -> Option<(usize, usize)> {
         let from = begin.max(self.searched);
         let feeds = |at: usize| match &self.pending[at..] {
@@ -54,7 +54,7 @@ impl Events {
     }
 }
 
-/// The `data:` lines of a block, joined; none when it has none.
+/// Returns the `data:` lines of a block, joined; none when it has none.
 fn data_of(block: &str) -> Option<String> {
     let data = block.lines().filter_map(|line| line.strip_prefix("data:"));
     let lines: Vec<&str> = data.map(|line| line.strip_prefix(' ').unwrap_or(line)).collect();
@@ -88,7 +88,7 @@ mod tests {
         }
         cut.push(b"\n");
         assert_eq!(cut.pop().map(|data| data.len()), Some(20_000 * 41 - 1));
-        // Looked at again with every piece, it would take minutes.
+        // If every piece caused a new search from the start, this would take minutes.
         assert!(begun.elapsed().as_secs() < 20, "{:?}", begun.elapsed());
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, anyhow};
 use clap::Args;
 
-/// Keys: those that a server takes, or what a client has of them.
+/// API keys: the ones that a server accepts, or the ones that a client has.
 #[derive(Clone, Debug, Default, Args)]
 pub struct KeyArgs {
     /// API key, repeatable; clients send the first. Every route but /health, /ready and the page at / needs one. Other users of the
@@ -18,7 +18,7 @@ pub struct KeyArgs {
 }
 
 impl KeyArgs {
-    /// All that are given.
+    /// Returns all keys from the flags and the file.
     pub fn all(&self) -> anyhow::Result<Vec<String>> {
         let mut keys = self.api_key.clone();
         if let Some(file) = &self.api_key_file {
@@ -27,13 +27,13 @@ impl KeyArgs {
         Ok(keys)
     }
 
-    /// The one that a client sends; a variable that is set to nothing is none.
+    /// Returns the key that a client sends. A key that is set to an empty text counts as none.
     pub fn first(&self) -> anyhow::Result<Option<String>> {
         Ok(self.all()?.into_iter().find(|key| !key.is_empty()))
     }
 }
 
-/// A file that names no key is a mistake: it would leave the server open.
+/// Reads the keys in a file. A file without keys is an error: it would leave the server open.
 fn read_keys(file: &Path) -> anyhow::Result<Vec<String>> {
     let text = std::fs::read_to_string(file).with_context(|| format!("--api-key-file {}", file.display()))?;
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));

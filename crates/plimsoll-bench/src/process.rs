@@ -1,14 +1,14 @@
-//! What another process holds: memory, threads, descriptors.
+//! Memory, threads and descriptors of another process.
 
 use plimsoll_memory::host::{OwnProcess, Root};
 use serde::Serialize;
 
-/// One look at a process. Sizes in bytes.
+/// A sample of a process. Sizes in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Sample {
     /// Everything resident, mapped files included.
     pub resident: u64,
-    /// Memory only this process can give back: anonymous, shared, swapped.
+    /// Memory that only this process can free: anonymous, shared, swapped.
     pub owned: u64,
     /// Threads.
     pub threads: u64,
@@ -17,10 +17,10 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// Looks at process `pid`; none when it is gone.
+    /// Samples process `pid`; none when it is gone.
     pub fn of(pid: u32) -> Option<Self> {
         let process = OwnProcess::read(&Root::system().of_process(pid));
-        // A process that has ended has no threads, even while its parent has not asked about it.
+        // A process that has ended has no threads, even while its parent has not yet waited for it.
         (process.threads > 0 && process.vm_size > 0).then(|| Self::from(&process))
     }
 }

@@ -17,17 +17,17 @@ const WORDS: [&str; 64] = [
     "car",
 ];
 
-/// A small generator of numbers (SplitMix64), so that runs can be repeated.
+/// A small random number generator (SplitMix64), so that runs can be repeated.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
 impl Random {
-    /// Numbers that depend on `seed` alone.
+    /// Starts a sequence that depends only on `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// 64 bits.
+    /// Returns 64 random bits.
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -36,18 +36,18 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number below `limit` (at least 1).
+    /// Returns a number below `limit`; a limit of 0 counts as 1.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.next() % limit.max(1)
     }
 
-    /// A number from `low` to `high`, both included.
+    /// Returns a number from `low` to `high`, both included.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 }
 
-/// `count` words that depend on `seed` alone.
+/// Returns `count` words that depend only on `seed`.
 pub fn words(seed: u64, count: usize) -> String {
     let mut random = Random::new(seed);
     let mut text = String::with_capacity(count * 7);
@@ -58,7 +58,7 @@ pub fn words(seed: u64, count: usize) -> String {
     text
 }
 
-/// How many words make how many tokens on this model.
+/// The relation of words to tokens on a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
     /// Tokens of an empty text: special tokens.
@@ -68,7 +68,7 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// Asks the server for the size of two prompts, by the usage it reports.
+    /// Measures two prompts by the usage that the server reports.
     pub async fn measure(target: &Target, model: &str) -> Result<Self> {
         let (few, many) = (20, 220);
         let at_few = prompt_tokens(target, model, &words(1, few)).await?;
@@ -77,7 +77,7 @@ impl Scale {
         Ok(Self { fixed: at_few - per_word * few as f64, per_word: per_word.max(0.1) })
     }
 
-    /// Words for about `tokens` tokens, special tokens included.
+    /// Returns the number of words for about `tokens` tokens, special tokens included.
     pub fn words(&self, tokens: usize) -> usize {
         (((tokens as f64 - self.fixed) / self.per_word).round() as usize).max(1)
     }
@@ -90,10 +90,10 @@ async fn prompt_tokens(target: &Target, model: &str, prompt: &str) -> Result<f64
     tokens.with_context(|| format!("{} reports no usage: {answer}", target.authority))
 }
 
-/// What the prompts of a run are made of.
+/// The parameters of a run's prompts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Recipe {
-    /// How many words make how many tokens.
+    /// The relation of words to tokens.
     pub scale: Scale,
     /// Tokens that all prompts begin with.
     pub shared: usize,

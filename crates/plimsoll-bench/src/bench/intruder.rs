@@ -1,4 +1,5 @@
-//! One more request, with a long prompt, that arrives while streams run: what it does to the time between their tokens.
+//! An intruder: one more request with a long prompt that arrives while streams run. Measures its effect on the time between their
+//! tokens.
 
 use std::sync::Arc;
 
@@ -14,14 +15,14 @@ use super::request::{Clock, REQUEST_TIMEOUT, Server, Timing, one};
 /// Tokens an intruder asks for: its prompt is what matters.
 const OUTPUT_TOKENS: usize = 8;
 
-/// The request on its way.
+/// An intruder that has been scheduled or sent.
 pub struct Intruder {
     task: JoinHandle<Result<Timing>>,
     running: Arc<Semaphore>,
 }
 
 impl Intruder {
-    /// Sends it as soon as `streams` requests have begun to answer.
+    /// Sends the intruder as soon as `streams` requests have begun to answer.
     pub fn send(server: Server, prompt: String, streams: usize, clock: Clock) -> Self {
         let running = Arc::clone(&clock.running);
         let task = tokio::spawn(async move {
@@ -32,7 +33,7 @@ impl Intruder {
         Self { task, running }
     }
 
-    /// What it took. To be called when the streams have ended: one that still waits for them to run is given up.
+    /// Waits for the intruder's times. Call it when the streams have ended: an intruder that has not been sent by then fails.
     pub async fn end(self) -> Result<Timing> {
         self.running.close();
         let stop = self.task.abort_handle();
@@ -42,18 +43,18 @@ impl Intruder {
     }
 }
 
-/// The streams while an intruder's prompt was worked on: from when it was sent to its first token. Times in seconds.
+/// Token gaps of the streams in the intruder's window: from its sending to its first token. Times in seconds.
 #[derive(Clone, Debug, Serialize)]
 pub struct Window {
-    /// Its time to the first token.
+    /// The intruder's time to its first token.
     pub ttft_s: f64,
-    /// Tokens of its prompt.
+    /// Tokens of the intruder's prompt.
     pub prompt_tokens: u64,
-    /// Median time between pieces of the streams' text.
+    /// Median gap between pieces of the streams' text.
     pub gap_p50_s: f64,
-    /// The same, for the slowest hundredth.
+    /// 99th percentile of these gaps.
     pub gap_p99_s: f64,
-    /// The longest.
+    /// The longest of these gaps.
     pub gap_max_s: f64,
     /// Median of the gaps outside the intruder's window.
     pub quiet_gap_p50_s: f64,

@@ -1,4 +1,4 @@
-//! One round of load against one server: so many requests, so many at once, each streamed and timed.
+//! One round of load against one server: a number of requests, some of them at once, each streamed and timed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -13,36 +13,36 @@ use super::intruder::{self, Intruder, Window};
 use super::request::{Clock, REQUEST_TIMEOUT, Server, Timing, one};
 use crate::process::Sample;
 
-/// How often the process is looked at.
+/// Time between samples of the process.
 const SAMPLE_EVERY: Duration = Duration::from_millis(50);
 
-/// What a round sends.
+/// The requests of a round.
 #[derive(Clone, Debug)]
 pub struct Load {
     /// One prompt per request.
     pub prompts: Arc<Vec<String>>,
-    /// Requests at once.
+    /// Number of requests at once.
     pub concurrency: usize,
     /// Tokens to generate per request.
     pub output_tokens: usize,
-    /// The prompt of one more request, which arrives when all streams run.
+    /// The intruder's prompt; it is sent when all streams run.
     pub intruder: Option<String>,
 }
 
-/// What a round gave.
+/// The results of a round.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Round {
     /// Generated tokens per second of the whole round.
     pub output_tokens_per_s: f64,
     /// Prompt tokens per second of the whole round.
     pub prompt_tokens_per_s: f64,
-    /// Time to the first piece of text.
+    /// Median time to the first piece of text.
     pub ttft_p50_s: f64,
-    /// The same, for the slowest hundredth.
+    /// 99th percentile of the time to the first piece of text.
     pub ttft_p99_s: f64,
-    /// Time between pieces of text.
+    /// Median time between pieces of text.
     pub gap_p50_s: f64,
-    /// The same, for the slowest hundredth.
+    /// 99th percentile of the time between pieces of text.
     pub gap_p99_s: f64,
     /// Seconds from the first request to the last answer.
     pub wall_s: f64,
@@ -50,17 +50,17 @@ pub struct Round {
     pub answered: u64,
     /// Requests that failed.
     pub errors: u64,
-    /// Tokens of all prompts that were answered.
+    /// Tokens of the prompts of all answered requests.
     pub prompt_tokens: u64,
     /// Tokens of all answers.
     pub output_tokens: u64,
-    /// The most memory the process had resident during the round; none when it was not watched.
+    /// Peak resident bytes of the process during the round; none when it was not watched.
     pub peak_resident: Option<u64>,
-    /// What an intruder did to the streams; none where none was sent.
+    /// The intruder's effect on the streams; none if no intruder was sent.
     pub intruder: Option<Window>,
-    /// Why nothing is known of an intruder that was sent.
+    /// The intruder's error, if it failed.
     pub intruder_error: Option<String>,
-    /// The first error's words.
+    /// The text of the first error.
     pub first_error: Option<String>,
 }
 
@@ -87,7 +87,7 @@ pub async fn round(server: &Server, load: &Load) -> Round {
         Some(intruder) => intruder.end().await.and_then(|timing| intruder::window(&timing, &timings)).map(Some),
         None => Ok(None),
     };
-    // It is none of the requests, so its error is none of theirs.
+    // The intruder is not one of the requests, so its error is reported separately.
     let (intruder, intruder_error) = match window {
         Ok(window) => (window, None),
         Err(error) => (None, Some(format!("{error:#}"))),
@@ -153,7 +153,7 @@ impl Peak {
         peak
     }
 
-    /// The largest sample; none without a sample.
+    /// Returns the largest sample; none without a sample.
     fn bytes(&self) -> Option<u64> {
         Some(self.bytes.load(Ordering::Relaxed)).filter(|bytes| *bytes > 0)
     }
@@ -177,19 +177,20 @@ mod tests {
     use crate::bench::request::Dialect;
     use crate::client::{Target, client_runtime};
 
-    /// A stream of three pieces, and what else it says before its end.
+    /// Returns a stream of three pieces, followed by `more` before its end.
     fn stream(more: &str) -> String {
         let piece = "data: {\"choices\":[{\"text\":\"x\"}]}\n\n";
         format!("{piece}{piece}{piece}{more}data: [DONE]\n\n")
     }
 
-    /// A round of prompts, one at a time, against a server that takes every field; it answers a prompt with the stream of that name and
-    /// has no other.
+    /// Runs a round of prompts, one at a time, against a server that takes every field. The server answers a prompt with the stream of
+    /// the
+    /// same name, and any other prompt with an error.
     fn round_of(prompts: &[&str], intruder: Option<&str>, streams: &[(&str, String)]) -> Round {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let target = Target::parse(&format!("http://{}", listener.local_addr().unwrap()), None).unwrap();
         let streams: Vec<_> = streams.iter().map(|(prompt, body)| ((*prompt).to_owned(), body.clone())).collect();
-        // It waits for more until the test's process ends.
+        // The thread waits for connections until the test's process ends.
         thread::spawn(move || {
             for stream in listener.incoming() {
                 let mut stream = BufReader::new(stream.unwrap());

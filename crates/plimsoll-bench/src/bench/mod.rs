@@ -21,13 +21,13 @@ use load::{Load, round};
 use report::Series;
 use request::{Dialect, Server};
 
-/// What to measure.
+/// Flags of `bench`.
 #[derive(Clone, Debug, clap::Args, Serialize)]
 pub struct Args {
     /// A server, as http://host:port; give it again for each server to compare.
     #[arg(long, required = true)]
     pub url: Vec<String>,
-    /// What opens them.
+    /// API keys for the servers.
     #[command(flatten)]
     #[serde(skip)]
     pub keys: KeyArgs,
@@ -85,7 +85,7 @@ pub async fn run(args: &Args, print: Print) -> Result<()> {
     let recipe = Recipe { scale, shared: args.shared_prefix, seed: args.seed };
     let mut all: Vec<Series> = args.url.iter().zip(&servers).map(|(url, server)| series(url, server)).collect();
     for number in 0..args.rounds as usize {
-        // Another one begins each time.
+        // Another server begins each round.
         for turn in 0..servers.len() {
             let index = (number + turn) % servers.len();
             let (server, series) = (&servers[index], &mut all[index]);
@@ -141,7 +141,7 @@ fn series(url: &str, server: &Server) -> Series {
 
 fn load(args: &Args, recipe: Recipe, round: usize) -> Load {
     let prompt = |i: u32| recipe.prompt(args.prompt_tokens, round, i as usize);
-    // Nothing of an intruder's prompt is in any cache: it is made with a seed of its own, and shares nothing.
+    // No cache holds any part of an intruder's prompt: it has its own seed and shares no beginning.
     let alien = Recipe { shared: 0, seed: !recipe.seed, ..recipe };
     Load {
         prompts: Arc::new((0..args.requests).map(prompt).collect()),

@@ -23,16 +23,16 @@ struct Row {
     name: &'static str,
     /// Decimals to print.
     decimals: usize,
-    /// From the unit of [`Round`] to the printed one.
+    /// Factor from the unit in [`Round`] to the printed unit.
     factor: f64,
-    /// The value of a round; none where it was not measured.
+    /// Reads the value of a round; none where it was not measured.
     of: fn(&Round) -> Option<f64>,
 }
 
-/// What stands where there is no value.
+/// Text of a cell without a value.
 const NONE: &str = "-";
 
-/// Lines at the end of [`ROWS`] that are about an intruder.
+/// Number of lines at the end of [`ROWS`] about an intruder.
 const INTRUDER_ROWS: usize = 4;
 
 const ROWS: [Row; 13] = [
@@ -56,13 +56,13 @@ const ROWS: [Row; 13] = [
     Row { name: "otherwise p50 ms", decimals: 2, factor: 1e3, of: |r| intruded(r, |w| w.quiet_gap_p50_s) },
 ];
 
-/// A value of the intruder's window.
+/// Reads a value of the intruder's window.
 fn intruded(round: &Round, of: fn(&Window) -> f64) -> Option<f64> {
     round.intruder.as_ref().map(of)
 }
 
-/// The table: a column per server, medians with their range over the rounds, and the same of its ratios to the first server's
-/// rounds. Lines about an intruder are there only where one was sent.
+/// Formats the table: a column per server with medians and their range over the rounds, and a column with ratios to the first server's
+/// rounds. Lines about an intruder appear only if one was sent.
 pub fn table(all: &[Series]) -> String {
     let mut lines = vec![vec![String::new()]];
     for (i, series) in all.iter().enumerate() {
@@ -89,7 +89,7 @@ fn cell(row: &Row, rounds: &[Round]) -> String {
     spread(rounds.iter().filter_map(row.of).map(|value| value * row.factor).collect(), row.decimals, "")
 }
 
-/// The median, and the range if there is one.
+/// Formats the median, and the range if the values differ.
 fn spread(mut values: Vec<f64>, digits: usize, unit: &str) -> String {
     if values.is_empty() {
         return NONE.into();
@@ -102,7 +102,7 @@ fn spread(mut values: Vec<f64>, digits: usize, unit: &str) -> String {
     }
 }
 
-/// The ratio of values from rounds that ran next to each other. A slow moment slows both servers and hardly changes
+/// Formats the ratio of values from rounds that ran next to each other. A slow moment slows both servers and hardly changes
 /// their ratio. No ratio if one round lacks its value: the remaining rounds could favour one server.
 fn ratio(row: &Row, first: &[Round], other: &[Round]) -> String {
     let of_round = |(first, other)| {
@@ -124,7 +124,7 @@ fn align(lines: &[Vec<String>]) -> String {
         for (column, (cell, width)) in cells.iter().zip(&widths).enumerate() {
             let pad = " ".repeat(width - cell.chars().count());
             let gap = if column == 0 { "" } else { "  " };
-            // Names to the left, numbers to the right.
+            // Names are aligned to the left, numbers to the right.
             text += &if column == 0 { format!("{gap}{cell}{pad}") } else { format!("{gap}{pad}{cell}") };
         }
         text.truncate(text.trim_end().len());

@@ -56,17 +56,17 @@ impl Dialect {
 /// One server and how to speak to it.
 #[derive(Clone, Debug)]
 pub struct Server {
-    /// Where it is.
+    /// The address.
     pub target: Target,
     /// The model to ask for.
     pub model: String,
-    /// What it understands.
+    /// The optional fields that it takes.
     pub dialect: Dialect,
-    /// Its process, when its memory is to be watched.
+    /// The id of its process, if its memory is watched.
     pub pid: Option<u32>,
 }
 
-/// When what of one request came, in seconds since the round began.
+/// The times of one request, in seconds since the round began, and its token counts.
 #[derive(Clone, Debug, Default)]
 pub struct Timing {
     /// When it was sent.
@@ -100,7 +100,7 @@ pub struct Clock {
 }
 
 impl Clock {
-    /// Starts now.
+    /// Starts the clock.
     pub fn start() -> Self {
         Self { start: Instant::now(), running: Arc::new(Semaphore::new(0)) }
     }
@@ -141,7 +141,7 @@ pub async fn one(server: &Server, prompt: &str, output_tokens: usize, clock: &Cl
     if !ended || timing.pieces_s.is_empty() {
         bail!("the stream ended without text or terminator");
     }
-    // Without usage, which some servers take the wish for and do not send, a piece is taken for a token.
+    // Some servers accept `include_usage` and send no usage. Then each piece counts as a token.
     timing.output_tokens = counted.unwrap_or(timing.pieces_s.len() as u64);
     Ok(timing)
 }

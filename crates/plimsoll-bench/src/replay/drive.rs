@@ -1,4 +1,4 @@
-//! A trace on its way to a server: every request at its time, as a stream of token ids, and its client leaves when the recorded one did.
+//! Replays a trace on a server: every request at its time, as a stream of token ids. A client leaves when the recorded one did.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,28 +14,28 @@ use tokio::time::{sleep, timeout};
 
 use crate::client::Target;
 
-/// A request that has no end after this time has failed.
+/// A request that has not ended after this time has failed.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(900);
 /// A request that is sent later than this after its time counts as late.
 const LATE: Duration = Duration::from_millis(100);
 
-/// How a trace is replayed.
+/// The parameters of a replay.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// How much faster; 0: at once.
+    /// Factor on the recorded speed; 0: all requests as fast as `max_in_flight` allows.
     pub speed: f64,
-    /// Requests at once.
+    /// At most this many requests at once.
     pub max_in_flight: usize,
-    /// Made-up token ids lie below it.
+    /// Made-up token ids are below this number.
     pub vocab: u32,
 }
 
-/// The model to ask: the one that the operator named, else the recorded one, else the server's first.
+/// The model to ask for: the one that the operator named, else the recorded one, else the server's first.
 #[derive(Clone, Debug)]
 pub struct Models {
-    /// By the operator.
+    /// The model that the operator named.
     pub named: Option<String>,
-    /// The server's.
+    /// The server's first model.
     pub first: String,
 }
 
@@ -45,36 +45,36 @@ impl Models {
     }
 }
 
-/// What came of it. Times in seconds.
+/// The result of a replay. Times in seconds.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Replayed {
-    /// Answered to their end.
+    /// Requests answered to their end.
     pub answered: u64,
-    /// Left by their clients, as recorded.
+    /// Requests whose client left, as recorded.
     pub left: u64,
-    /// 429 or 503 with a time to come back.
+    /// Requests refused with 429 or 503 and a `Retry-After` header.
     pub refused_for_now: u64,
-    /// Other 4xx but 401.
+    /// Requests refused with another 4xx, except 401.
     pub refused: u64,
-    /// Everything else: 401, 5xx, broken streams, silence.
+    /// All other requests: 401, 5xx, broken streams, timeouts.
     pub failed: u64,
     /// Requests of a kind that is not replayed: no prompt of text.
     pub skipped: u64,
-    /// Sent later than their time, because too many were on their way.
+    /// Requests sent more than 100 ms after their time, because too many were in flight.
     pub late: u64,
-    /// The latest of them.
+    /// The longest delay of a late request.
     pub late_by_max: f64,
-    /// From the first request to the last end.
+    /// Time from the first request to the end of the last.
     pub seconds: f64,
     /// Tokens of the prompts that were answered.
     pub prompt_tokens: u64,
     /// Tokens of the answers.
     pub output_tokens: u64,
-    /// To the first token.
+    /// Times to the first token.
     pub first_token: Times,
-    /// The same, when it was recorded, where the trace says.
+    /// Recorded times to the first token; zero where the trace has none.
     pub recorded_first_token: Times,
-    /// The first failure's words.
+    /// The text of the first failure.
     pub first_error: Option<String>,
 }
 
@@ -130,7 +130,7 @@ pub async fn replay(target: &Target, models: &Models, trace: Arc<Trace>, pace: P
     out
 }
 
-/// Recorded milliseconds at the pace of the replay; what cannot be told in a `Duration` never comes.
+/// Converts recorded milliseconds to the speed of the replay. A time that no `Duration` can hold becomes the longest one.
 fn after(ms: u64, pace: Pace) -> Duration {
     Duration::try_from_secs_f64(ms as f64 / 1000.0 / pace.speed).unwrap_or(Duration::MAX)
 }
@@ -167,7 +167,7 @@ fn body(trace: &Trace, line: &Line, model: &str, vocab: u32) -> Value {
         "model": model, "prompt": prompts, "n": line.n, "stream": true, "stream_options": {"include_usage": true, "continuous_usage_stats": true},
         "max_tokens": max_tokens, "ignore_eos": true, "temperature": line.temperature, "top_p": line.top_p,
     });
-    // Other servers know these by the same names, but need not know them at all.
+    // Optional fields: other servers use the same names but need not support them.
     if line.top_k > 0 {
         body["top_k"] = line.top_k.into();
     }
@@ -197,7 +197,7 @@ async fn stream(target: &Target, body: &Value, line: &Line, start: Instant) -> R
     let answer = target.post("/v1/completions", body, REQUEST_TIMEOUT).await?;
     match answer.status() {
         429 | 503 if answer.announces_retry() => return Ok(End::RefusedForNow),
-        // Without the key all would be refused, and nothing replayed.
+        // A 401 is an error instead: without the key all requests would be refused.
         400 | 402..500 => return Ok(End::Refused),
         _ => {}
     }

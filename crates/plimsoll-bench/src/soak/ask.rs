@@ -1,4 +1,4 @@
-//! Questions, and what a server says to them: one canonical text, whether the answer came whole or in pieces.
+//! Questions and the server's answers: one canonical text, whether the answer came whole or streamed.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -15,15 +15,15 @@ use crate::prompts::Random;
 
 /// How an answer is read.
 pub struct Reading<'a> {
-    /// In pieces.
+    /// Whether it is streamed.
     pub stream: bool,
-    /// Each piece, and the head, must come within this time.
+    /// Time limit of the head and of each piece.
     pub patience: Duration,
-    /// Pauses between the pieces, until then.
+    /// Random pauses between the pieces, up to this moment.
     pub slowly: Option<(&'a mut Random, Instant)>,
 }
 
-/// What was said in one choice.
+/// The contents of one choice.
 #[derive(Default)]
 struct Choice {
     text: String,
@@ -37,7 +37,7 @@ struct Choice {
 pub struct Said(BTreeMap<u64, Choice>);
 
 impl Said {
-    /// Takes in a whole answer or an event of a stream.
+    /// Adds a whole answer or an event of a stream.
     pub fn take(&mut self, answer: &Value) {
         for choice in answer["choices"].as_array().into_iter().flatten() {
             let part = ["message", "delta"].into_iter().find_map(|key| choice.get(key)).unwrap_or(choice);
@@ -54,7 +54,7 @@ impl Said {
         }
     }
 
-    /// The text, if every choice has come to its end.
+    /// Returns the canonical text if every choice has ended.
     pub fn ended(&self) -> Option<String> {
         let mut all = String::new();
         for choice in self.0.values() {
@@ -71,11 +71,12 @@ impl Said {
     }
 }
 
-/// Asks and reads to the end: what was said, or what came instead.
+/// Asks and reads to the end. Returns the text, or the outcome of the visit if there is no complete answer.
 ///
 /// # Errors
-/// When no answer came or the answer broke off: the soak's own faults may be the cause. What the server itself says or
-/// leaves out is an outcome.
+/// When no answer came or the answer broke off: the soak's own faults may be the cause. An error or an omission of the server itself is
+/// an
+/// outcome.
 pub async fn ask(target: &Target, question: &Question, reading: Reading<'_>) -> Result<Result<String, Outcome>> {
     let mut body = question.body.clone();
     body["stream"] = reading.stream.into();
@@ -118,7 +119,7 @@ async fn pieces(mut answer: Answer, mut reading: Reading<'_>) -> Result<Result<S
     Ok(Err(Outcome::Bad("the stream ended without its terminator".into())))
 }
 
-/// An answer that is no 200: announced refusals are in order, everything else is not.
+/// Judges an answer that is not a 200: announced refusals are in order, everything else is not.
 pub async fn refusal(answer: Answer) -> Outcome {
     let (status, announced) = (answer.status(), answer.announces_retry());
     let text = answer.text().await.unwrap_or_default();

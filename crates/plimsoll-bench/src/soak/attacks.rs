@@ -18,7 +18,7 @@ use crate::prompts::Random;
 /// Bytes of a giant body: just under what servers usually take.
 const GIANT_BYTES: usize = (8 << 20) - 1024;
 
-/// Sends a part of a request, cut anywhere, and waits.
+/// Sends a part of a request, cut at a random byte, and waits.
 pub async fn half_open(
     endpoint: &Endpoint,
     question: &Question,
@@ -35,14 +35,14 @@ pub async fn half_open(
     Ok(Outcome::Good)
 }
 
-/// Images that are none: no letters of base64, nothing behind the first bytes, sides of two thousand million pixels.
+/// Invalid images: not base64, nothing after the first bytes, sides of two thousand million pixels.
 const BROKEN_IMAGES: [&str; 3] = [
     "data:image/png;base64,%%%%",
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAABAAAAAQ",
     "data:image/png;base64,iVBORw0KGgoAAAANSUhEUn////9/////CAIAAAAxG9QLAAAAAElFTkSuQmCC",
 ];
 
-/// Sends what is no request; the right answer is a 400.
+/// Sends an invalid request; the right answer is a 400.
 pub async fn malformed(endpoint: &Endpoint, random: &mut Random) -> Result<Outcome> {
     let deep = "[".repeat(50_000);
     let url = BROKEN_IMAGES[random.below(BROKEN_IMAGES.len() as u64) as usize];
@@ -67,19 +67,19 @@ pub async fn malformed(endpoint: &Endpoint, random: &mut Random) -> Result<Outco
     expect(endpoint, &[head.as_bytes(), body].concat(), "400").await
 }
 
-/// Announces ten gigabytes; the right answer is a 413 before the first of them.
+/// Announces a body of ten gibibytes; the right answer is a 413 before the first byte of it.
 pub async fn oversized(endpoint: &Endpoint) -> Result<Outcome> {
     let head = endpoint.target.head("/v1/completions", 10 << 30);
     expect(endpoint, head.as_bytes(), "413").await
 }
 
-/// Sends eight megabytes of valid JSON. No context holds them, so the right answer is a 400 (or a 413).
+/// Sends eight mebibytes of valid JSON. No context holds them, so the right answer is a 400 (or a 413).
 pub async fn giant(endpoint: &Endpoint, random: &mut Random) -> Result<Outcome> {
     let body = giant_body(&endpoint.model, random);
     let head = endpoint.target.head("/v1/completions", body.len() as u64);
     let mut stream = endpoint.target.connect().await?;
     stream.write_all(head.as_bytes()).await?;
-    // A server that refuses while we are still sending closes the door; its answer may be lost with it.
+    // A server that refuses while the body is still being sent closes the connection; its answer may be lost with it.
     let sent = timeout(endpoint.patience, stream.write_all(&body)).await?;
     let mut start = [0; 12];
     match timeout(endpoint.patience, stream.read_exact(&mut start)).await? {
@@ -122,7 +122,7 @@ async fn expect(endpoint: &Endpoint, bytes: &[u8], status: &str) -> Result<Outco
     })
 }
 
-/// Asks for what can never be; the right answer is a 400, at once.
+/// Sends a request that can never be valid; the right answer is a 400 within `at_once`.
 pub async fn never(endpoint: &Endpoint, change: Value) -> Result<Outcome> {
     let mut body = json!({"model": endpoint.model, "prompt": "x", "max_tokens": 1});
     for (key, value) in change.as_object().into_iter().flatten() {

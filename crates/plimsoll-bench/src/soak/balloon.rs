@@ -13,30 +13,30 @@ use plimsoll_memory::host::{HostLimits, HostNow, Root, own_program};
 
 use crate::output::Print;
 
-/// It grows and shrinks by this much at a time.
+/// The balloon grows and shrinks by this many bytes at a time.
 const PIECE_BYTES: u64 = 2 << 20;
 
-/// Between two pieces that are given back.
+/// Pause between two pieces that are given back.
 const BETWEEN_PIECES: Duration = Duration::from_millis(5);
 
-/// What the kernel ends a process with.
+/// The signal with which the kernel's OOM killer ends a process.
 const SIGKILL: i32 = 9;
 
-/// What the balloon's own process is told.
+/// Arguments of the balloon's process.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Args {
     /// A process in the cgroup that the balloon joins.
     #[arg(long)]
     pub beside: u32,
-    /// Bytes it leaves there.
+    /// Bytes of memory that the balloon leaves available.
     #[arg(long)]
     pub leave: u64,
-    /// Seconds it stays.
+    /// Seconds for which the balloon holds its memory.
     #[arg(long)]
     pub hold: u64,
 }
 
-/// Takes, holds, gives back: the balloon's own process. Prints how many bytes it took.
+/// Runs the balloon's process: takes memory, holds it, gives it back. Prints how many bytes it took.
 pub fn run(args: &Args, print: Print) -> Result<()> {
     let root = Root::system().of_process(args.beside);
     let limits = HostLimits::read(&root, None)?;
@@ -61,10 +61,10 @@ pub fn run(args: &Args, print: Print) -> Result<()> {
     Ok(())
 }
 
-/// What is seen of a balloon that had to go: it has asked to be the first, and that it went is no harm to the server.
+/// The result of a balloon that the kernel killed. It asks to be killed first, so its end does not harm the server.
 pub const KILLED: &str = "killed by the kernel, in the server's place";
 
-/// One round to its end: what was seen of it.
+/// Runs one balloon process to its end and describes the result.
 pub fn blow(beside: u32, leave: u64, hold: Duration) -> Result<String, String> {
     let mut command = Command::new(own_program());
     let [beside, bytes, hold] = [u64::from(beside), leave, hold.as_secs()].map(|number| number.to_string());
@@ -76,7 +76,7 @@ pub fn blow(beside: u32, leave: u64, hold: Duration) -> Result<String, String> {
     }
 }
 
-/// Bytes that it took; none if it was killed.
+/// Runs `command` and returns the bytes that the balloon took; none if it was killed.
 fn taken(command: &mut Command) -> Result<Option<u64>, String> {
     use std::os::unix::process::ExitStatusExt;
     let output = command.output().map_err(|error| error.to_string())?;

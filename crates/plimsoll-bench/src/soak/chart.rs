@@ -1,5 +1,5 @@
-//! The image of a soak: memory under its line, what happened around the server, and the degradation level. One SVG, written
-//! by hand: rectangles, lines, text.
+//! The image of a soak: memory under its limit, the faults around the server, and the degradation level. One SVG, written by hand:
+//! rectangles, lines, text.
 
 use std::fmt::Write;
 
@@ -12,30 +12,30 @@ const WIDTH: f64 = 1000.0;
 const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 60.0;
-/// Height of the sea.
+/// Height of the memory chart.
 const SEA: f64 = 320.0;
-/// Between the parts.
+/// Space between the parts.
 const GAP: f64 = 34.0;
 /// Height of the chart of the degradation level and of the requests.
 const STRIP: f64 = 90.0;
 const MIB: f64 = 1_048_576.0;
 
-/// What is drawn.
+/// The contents of the image.
 pub struct Chart<'a> {
-    /// Above everything.
+    /// The title above the charts.
     pub title: String,
-    /// The looks, a few hundred.
+    /// The samples, a few hundred.
     pub looks: &'a [Look],
-    /// Bytes that were planned.
+    /// The memory limit in bytes.
     pub line: Option<u64>,
-    /// The limit around the server.
+    /// The limit around the process in bytes.
     pub limit: Option<u64>,
-    /// The trouble.
+    /// The injected faults.
     pub faults: &'a [Fault],
 }
 
 impl Chart<'_> {
-    /// The SVG.
+    /// Returns the SVG.
     pub fn draw(&self) -> String {
         let mut out = String::new();
         // Writing into a String never fails.
@@ -65,7 +65,7 @@ impl Chart<'_> {
         writeln!(out, "</svg>")
     }
 
-    /// Bands behind everything, named above.
+    /// Draws the faults as bands behind the charts, with a legend above.
     fn faults(&self, out: &mut String, height: f64) -> std::fmt::Result {
         let mut named = Vec::new();
         for fault in self.faults {
@@ -124,7 +124,7 @@ impl Chart<'_> {
         write!(area, "V{}Z", TOP + SEA)?;
         writeln!(out, "<path d='{area}' fill='#2f6f9f' opacity='.75'/>")?;
         writeln!(out, "<path d='{ledger}' fill='none' stroke='#08263c' stroke-width='1.2'/>")?;
-        // The two lie close together: one is named at the left, the other at the right.
+        // The two limits lie close together: one is labelled at the left, the other at the right.
         let words = [
             (self.line, "#c62828", "memory limit: planned", LEFT + 6.0, "start"),
             (self.limit, "#555", "the limit around the process", WIDTH - RIGHT - 6.0, "end"),
@@ -166,7 +166,7 @@ impl Chart<'_> {
         writeln!(out, "<text x='{LEFT}' y='{}'>requests in the server</text>", top - 6.0)
     }
 
-    /// A line of steps above `floor`.
+    /// Draws a step line above `floor`.
     fn steps(
         &self,
         out: &mut String,

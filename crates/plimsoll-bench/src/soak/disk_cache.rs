@@ -1,4 +1,4 @@
-//! The directory of the server's prefix cache on disk: what its files take, looked at every second.
+//! The directory of the server's prefix cache on disk: the size of its files, sampled every second.
 
 use std::collections::HashMap;
 use std::fs;
@@ -17,25 +17,25 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// A file takes whole blocks of the disk.
 const BLOCK_BYTES: u64 = 4096;
 
-/// Where the cache is, and its bound.
+/// The location of the cache and its size limit.
 #[derive(Clone, Debug)]
 pub struct DiskCache {
     /// The directory.
     pub dir: PathBuf,
-    /// Its bound in bytes.
+    /// Its size limit in bytes.
     pub bytes: u64,
 }
 
-/// What was seen of it.
+/// The observations of a [`DiskWatch`].
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct DiskSeen {
-    /// The bound in bytes.
+    /// The size limit in bytes.
     pub limit: u64,
-    /// The most that its files took at any look.
+    /// The largest total size of its files in bytes.
     pub most: u64,
-    /// How often it was looked at.
+    /// Number of samples.
     pub looks: u64,
-    /// What `/v1/cache` says of it at the end; null without an answer.
+    /// The `disk` part of `/v1/cache` at the end; null without an answer.
     pub report: Value,
 }
 
@@ -46,7 +46,7 @@ pub struct DiskWatch {
 }
 
 impl DiskWatch {
-    /// Begins to look.
+    /// Starts the samples.
     pub fn start(cache: DiskCache) -> Self {
         let (stop, stopped) = watch::channel(false);
         let looks = tokio::spawn(async move {
@@ -63,7 +63,7 @@ impl DiskWatch {
         Self { stop, looks }
     }
 
-    /// Ends the looks, and asks the server what it counted.
+    /// Ends the samples and reads the server's own counts.
     pub async fn stop(self, target: &Target) -> DiskSeen {
         self.stop.send_replace(true);
         let seen = self.looks.await.unwrap_or_default();
@@ -73,8 +73,9 @@ impl DiskWatch {
     }
 }
 
-/// Bytes of the files below a directory, in whole blocks, that were all there at one moment: those that two looks one after the other
-/// have both seen. One look alone counts files that came while others went.
+/// Returns the bytes of the files below a directory, in whole blocks. Only files that two passes in a row both find are counted: a
+/// single
+/// pass would count files that are created while others are deleted.
 fn taken(dir: &Path) -> u64 {
     let (mut before, mut after) = (HashMap::new(), HashMap::new());
     look(dir, &mut before);
@@ -87,7 +88,7 @@ fn look(dir: &Path, files: &mut HashMap<PathBuf, u64>) {
         match entry.metadata() {
             Ok(metadata) if metadata.is_dir() => look(&entry.path(), files),
             Ok(metadata) => drop(files.insert(entry.path(), metadata.len().next_multiple_of(BLOCK_BYTES))),
-            // It goes meanwhile.
+            // The file was deleted meanwhile.
             Err(_) => {}
         }
     }

@@ -12,6 +12,6 @@ pub struct Endpoint {
     pub model: String,
     /// An answer's head, and each event after it, must come within this time, waiting in the queue included.
     pub patience: Duration,
-    /// What takes no work must be answered within this time.
+    /// An answer that needs no work must come within this time.
     pub at_once: Duration,
 }

@@ -1,8 +1,10 @@
-//! Faults around a server, each kind on a thread of its own.
+//! Faults around a server, each on its own thread.
 //!
-//! Every fault ends by itself and leaves nothing behind, whenever the soak ends: a stopped server goes on, neighbours are ended,
-//! connections closed, the filler removed. While the soak itself keeps clients from the server, [`FaultLog::hindered`] says
-//! so, so that the server is not blamed.
+//! Every fault ends with the soak and leaves nothing behind: a stopped server runs again, neighbours are killed, connections are
+//! closed,
+//! the filler is removed. While the soak itself keeps clients from the server, [`FaultLog::hindered`] returns true, and the server is
+//! not
+//! blamed.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -20,36 +22,36 @@ use serde::Serialize;
 use super::balloon;
 use super::scenario::{Kind, Trouble};
 
-/// After a fault, clients that it held up have this long to find out.
+/// A fault still counts for this long after its end: clients that it held up notice late.
 const AFTERMATH: Duration = Duration::from_secs(5);
 
-/// A connection of a flood is opened within this time, or counts as one that the server did not take.
+/// A connection of a flood must open within this time, or counts as not taken by the server.
 const CONNECT_WITHIN: Duration = Duration::from_millis(200);
 
-/// The filler grows by this much at a time.
+/// The filler grows by this many bytes at a time.
 const FILL_BYTES: usize = 64 << 10;
 
 /// A fault, with its times.
 #[derive(Clone, Debug, Serialize)]
 pub struct Fault {
-    /// What it was.
+    /// The kind.
     pub kind: Kind,
-    /// Seconds since the beginning.
+    /// Its start in seconds since the log began.
     pub from_s: f64,
-    /// Its end; none while it lasts.
+    /// Its end in the same seconds; none while it lasts.
     pub to_s: Option<f64>,
-    /// What was seen of it, or why it could not be.
+    /// A description of its effect, or why it failed.
     pub seen: Result<String, String>,
 }
 
-/// What is going on.
+/// The faults so far, with their times.
 pub struct FaultLog {
     began: Instant,
     faults: Mutex<Vec<Fault>>,
 }
 
 impl FaultLog {
-    /// A blue one.
+    /// Starts an empty log.
     pub fn new() -> Self {
         Self { began: Instant::now(), faults: Mutex::default() }
     }
@@ -59,25 +61,25 @@ impl FaultLog {
         self.faults.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Seconds since the beginning.
+    /// Returns the seconds since the log began.
     pub fn now_s(&self) -> f64 {
         self.began.elapsed().as_secs_f64()
     }
 
-    /// Whether the soak kept clients from the server at some time since then.
+    /// Whether the soak kept clients from the server at some time after `since`.
     pub fn hindered(&self, since: Instant) -> bool {
         let since_s = since.saturating_duration_since(self.began).as_secs_f64();
         let in_the_way = |record: &Fault| matches!(record.kind, Kind::Stop | Kind::Flood) && lasts(record, since_s);
         self.faults().iter().any(in_the_way)
     }
 
-    /// Whether anything is going on, or has been until a moment ago.
+    /// Whether a fault is active or has just ended.
     pub fn troubled(&self) -> bool {
         let now_s = self.now_s();
         self.faults().iter().any(|record| lasts(record, now_s))
     }
 
-    /// Everything so far.
+    /// Returns all faults so far.
     pub fn all(&self) -> Vec<Fault> {
         self.faults().clone()
     }
@@ -95,33 +97,33 @@ impl FaultLog {
     }
 }
 
-/// Whether a fault, or what it leaves, was still there at that time.
+/// Whether a fault or its aftermath was still there at that time.
 fn lasts(record: &Fault, at_s: f64) -> bool {
     record.to_s.is_none_or(|to_s| to_s + AFTERMATH.as_secs_f64() > at_s)
 }
 
-/// Whom it happens to.
+/// The target of the faults.
 #[derive(Clone, Debug)]
 pub struct Victim {
-    /// The server's process, where it can be seen.
+    /// The server's process, if it is known.
     pub pid: Option<u32>,
     /// `host:port`.
     pub authority: String,
-    /// A disk of its own.
+    /// The server's separate disk, if it has one.
     pub disk: Option<PathBuf>,
 }
 
-/// All kinds of trouble, going on until this is dropped.
+/// Injects all kinds of faults until it is dropped.
 pub struct FaultInjector {
     stop: Vec<Sender<()>>,
     kinds: Vec<JoinHandle<()>>,
 }
 
 impl FaultInjector {
-    /// Begins.
+    /// Starts a thread per fault.
     ///
     /// # Errors
-    /// When something needs a process that cannot be seen.
+    /// When a fault needs the server's process and it is not known.
     pub fn start(troubles: Vec<Trouble>, victim: &Victim, fault_log: &Arc<FaultLog>) -> Result<Self> {
         let mut faults = Self { stop: Vec::new(), kinds: Vec::new() };
         for trouble in troubles {
@@ -139,17 +141,17 @@ impl FaultInjector {
 }
 
 impl Drop for FaultInjector {
-    /// Ends what is going on and waits for it. This process may end next, and nothing may stay stopped or full.
+    /// Ends all faults and waits for their threads. This process may exit next, and nothing may stay stopped or full.
     fn drop(&mut self) {
         self.stop.clear();
         for kind in self.kinds.drain(..) {
-            // A thread that panicked has left a fault without an end.
+            // A panicked thread leaves its fault without an end in the log.
             let _ = kind.join();
         }
     }
 }
 
-/// Waits; false when it is time to end.
+/// Waits for `time`; false if the fault must end before.
 fn wait(stopped: &Receiver<()>, time: Duration) -> bool {
     stopped.recv_timeout(time) == Err(RecvTimeoutError::Timeout)
 }
@@ -195,7 +197,7 @@ fn happen(kind: Kind, count: usize, victim: &Victim, stopped: &Receiver<()>, hol
     }
 }
 
-/// Processes that use a core each. They check that this process still runs, and end by themselves when it is gone.
+/// Processes that use a core each. They check that this process still runs, and exit when it is gone.
 struct Neighbours(Vec<Child>);
 
 impl Neighbours {
@@ -213,7 +215,7 @@ impl Neighbours {
 impl Drop for Neighbours {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // One that is gone needs nothing.
+            // Errors are ignored: the process may be gone already.
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -228,7 +230,7 @@ fn signal(name: &str, pid: u32) -> Result<()> {
     Ok(())
 }
 
-/// A process that does not run.
+/// A process that is stopped with SIGSTOP until this is dropped.
 struct Stopped(u32);
 
 impl Stopped {
@@ -240,12 +242,12 @@ impl Stopped {
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        // One that is gone needs nothing.
+        // The error is ignored: the process may be gone already.
         let _ = signal("CONT", self.0);
     }
 }
 
-/// Opens connections, a few more for every one that the server closes, and says nothing on them.
+/// Opens up to `count` connections and sends nothing on them.
 fn flood(authority: &str, count: usize, stopped: &Receiver<()>, hold: Duration) -> Result<String> {
     let address: SocketAddr = authority.to_socket_addrs()?.next().context("no address")?;
     let until = Instant::now() + hold;
@@ -254,8 +256,7 @@ fn flood(authority: &str, count: usize, stopped: &Receiver<()>, hold: Duration) 
         if open.len() < count {
             match TcpStream::connect_timeout(&address, CONNECT_WITHIN) {
                 Ok(stream) => open.push(stream),
-                // The server accepts no more connections, or this process has no descriptor left: the flood is high
-                // enough.
+                // The server accepts no more connections, or this process has no descriptor left: the flood is large enough.
                 Err(_) => refused += 1,
             }
         }
@@ -267,7 +268,7 @@ fn flood(authority: &str, count: usize, stopped: &Receiver<()>, hold: Duration) 
     Ok(format!("{} connections, {refused} not taken", open.len()))
 }
 
-/// A file that takes what is left of a disk.
+/// A file that fills the free space of a disk; removed when this is dropped.
 struct Filler {
     path: PathBuf,
     bytes: u64,
@@ -291,7 +292,7 @@ impl Filler {
 
 impl Drop for Filler {
     fn drop(&mut self) {
-        // The disk goes with the server, at the latest.
+        // An error is ignored: the disk is unmounted with the server.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -301,7 +302,7 @@ mod tests {
     use super::*;
     use std::net::TcpListener;
 
-    /// The state of a process, as the kernel writes it.
+    /// Reads the state of a process from `/proc`.
     fn state(pid: u32) -> char {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
         stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()

@@ -1,10 +1,10 @@
-//! Finds the process that listens at an address of this machine, from `/proc`: the user need not look up its id.
+//! Finds the process that listens at an address of this machine, from `/proc`, so that `--pid` need not be given.
 
 use std::fs;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::Path;
 
-/// The process that listens at `host:port`; none if that is another machine, or cannot be told.
+/// Finds the process that listens at `host:port`; none if the address is not loopback or no such process is found.
 pub fn listener(authority: &str) -> Option<u32> {
     let local = |address: &SocketAddr| address.ip().is_loopback();
     let address = authority.to_socket_addrs().ok()?.find(local)?;
@@ -13,7 +13,7 @@ pub fn listener(authority: &str) -> Option<u32> {
     holder(&inodes)
 }
 
-/// The inodes of the sockets in a table of `/proc/net` that listen on `port`.
+/// Returns the inodes of the sockets in a table of `/proc/net` that listen on `port`.
 fn listening(table: &str, port: u16) -> Vec<String> {
     let entry = |line: &str| {
         let words: Vec<&str> = line.split_ascii_whitespace().collect();
@@ -24,7 +24,7 @@ fn listening(table: &str, port: u16) -> Vec<String> {
     table.lines().filter_map(entry).collect()
 }
 
-/// The process that holds one of these sockets.
+/// Finds a process that holds one of these sockets.
 fn holder(inodes: &[String]) -> Option<u32> {
     let links: Vec<String> = inodes.iter().map(|inode| format!("socket:[{inode}]")).collect();
     let holds = |process: &Path| {

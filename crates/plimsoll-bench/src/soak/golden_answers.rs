@@ -1,7 +1,7 @@
 //! Golden answers: fixed questions of all kinds, answered while the server has nothing else to do.
 //!
-//! A kind is a sort of request that a server may not know (images, tools, forms). Whatever it does not know is left out of the
-//! soak, and said.
+//! A kind is a sort of request that a server may not support (images, tools, structured output). Unsupported kinds are left out of the
+//! soak and named in the verdict.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use crate::prompts::{Random, Scale, words};
 
 const WITHIN: Duration = Duration::from_secs(300);
 
-/// All kinds, with how many questions of each are recorded. A new sort of request is a row here, an arm in [`Kind::question`] and a
-/// client profile that needs it.
+/// All kinds, with the number of recorded questions of each. A new kind needs a row here, an arm in [`Kind::question`] and a client
+/// profile that uses it.
 const KINDS: [(Kind, usize); 5] =
     [(Kind::Text, 8), (Kind::Chat, 3), (Kind::Image, 4), (Kind::Tools, 2), (Kind::Structured, 3)];
 
@@ -34,15 +34,16 @@ struct Page {
 #[derive(Clone, Debug)]
 pub struct GoldenAnswers {
     pages: Vec<Page>,
-    /// Kinds that the server does not know, with its words.
+    /// Kinds that the server does not support, with its error.
     pub unknown: Vec<(Kind, String)>,
-    /// Whether a request can do without drafts (`mtp`).
+    /// Whether the server lets a request disable speculative decoding (`mtp`).
     pub drafts: bool,
 }
 
 impl GoldenAnswers {
-    /// Records the answers. Each question is asked three times (whole, in pieces, without drafts) and must be answered alike: the second
-    /// time it may come from the prefix cache.
+    /// Records the answers. Each question is asked three times (whole, streamed, without speculative decoding), and all answers must be
+    /// equal:
+    /// the second one may come from the prefix cache.
     pub async fn record(target: &Target, model: &str, scale: Scale, longest: usize) -> Result<Self> {
         let mut golden_answers = Self { pages: Vec::new(), unknown: Vec::new(), drafts: true };
         for (kind, count) in KINDS {
@@ -65,17 +66,17 @@ impl GoldenAnswers {
         Ok(golden_answers)
     }
 
-    /// How many questions there are.
+    /// The number of questions.
     pub fn len(&self) -> usize {
         self.pages.len()
     }
 
-    /// Whether the server knows this kind.
+    /// Whether the server supports this kind.
     pub fn knows(&self, kind: Kind) -> bool {
         self.unknown.iter().all(|(unknown, _)| *unknown != kind)
     }
 
-    /// One of the questions, of this kind if one is given.
+    /// Chooses a question at random, of this kind if one is given. Returns its index.
     pub fn choose(&self, kind: Option<Kind>, random: &mut Random) -> usize {
         let of_kind = |page: &&Page| kind.is_none_or(|kind| page.kind == kind);
         let at = random.below(self.pages.iter().filter(of_kind).count() as u64) as usize;
@@ -83,7 +84,7 @@ impl GoldenAnswers {
         chosen.map_or(0, |(index, _)| index)
     }
 
-    /// Asks a question again, with drafts or without, streamed or not, and compares.
+    /// Asks a question again, with or without speculative decoding, streamed or not, and compares the answer.
     pub async fn compare(&self, endpoint: &Endpoint, index: usize, stream: bool, drafts: bool) -> Result<Outcome> {
         let Page { kind, question, answer } = &self.pages[index];
         let mut question = question.clone();
@@ -97,7 +98,7 @@ impl GoldenAnswers {
         })
     }
 
-    /// Asks all questions again, one after the other.
+    /// Asks all questions again, one after the other. Returns a description of each difference.
     pub async fn compare_all(&self, endpoint: &Endpoint) -> Vec<String> {
         let mut findings = Vec::new();
         for index in 0..self.len() {
@@ -139,7 +140,7 @@ impl GoldenAnswers {
     }
 }
 
-/// Whether these are the same words.
+/// Compares an answer with the expected one.
 pub fn same(name: &str, said: &str, expected: &str) -> Outcome {
     if said == expected {
         return Outcome::Same;

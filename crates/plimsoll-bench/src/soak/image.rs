@@ -1,11 +1,11 @@
-//! Images that clients send: PNG files of coloured blocks that depend on a seed alone.
+//! Images that clients send: PNG files of coloured blocks that depend only on a seed.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
 use crate::prompts::Random;
 
-/// Side of a block of one colour in pixels.
+/// Side of a block in pixels. A block has one colour.
 const BLOCK: u32 = 8;
 
 /// A PNG of this size as a data URL.

@@ -1,7 +1,8 @@
 //! Keeps answers that were given under load. At the end, when no other client runs, the same questions are asked again.
 //!
-//! A sample of bounded size in which every answer had the same chance (reservoir sampling): what is random about the requests
-//! (temperature, seeds) is in their bodies, so that the same answer must come again.
+//! A sample of bounded size in which every answer has the same chance (reservoir sampling). Random choices (temperature, seeds) are in
+//! the
+//! request bodies, so the same answer must come again.
 
 use std::sync::{Mutex, MutexGuard};
 
@@ -12,7 +13,7 @@ use super::outcome::Outcome;
 use super::question::Question;
 use crate::prompts::Random;
 
-/// Answers kept. A body with an image has up to 110 KB.
+/// Answers in the sample. A body with an image has up to 110 KB.
 const KEPT: u64 = 128;
 
 /// The sample.
@@ -36,7 +37,7 @@ impl Keep {
         self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// An answer that may be kept.
+    /// Adds an answer to the sample, or drops it.
     pub fn offer(&self, question: Question, said: String) {
         let mut state = self.state();
         state.offered += 1;
@@ -51,7 +52,7 @@ impl Keep {
         }
     }
 
-    /// Asks for all of them again, one after the other: how many there were, and what differed.
+    /// Asks all sampled questions again, one after the other. Returns their number and a description of each difference.
     pub async fn compare_all(&self, endpoint: &Endpoint) -> (usize, Vec<String>) {
         let kept = std::mem::take(&mut self.state().kept);
         let mut findings = Vec::new();

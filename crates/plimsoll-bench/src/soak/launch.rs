@@ -1,7 +1,8 @@
-//! The scenario's server: started with what the scenario puts around it, ended with the soak.
+//! The scenario's server: started inside the limits that the scenario sets, ended with the soak.
 //!
-//! A memory cgroup comes from `tools/cage.sh`, which is in the program; a small disk is a tmpfs. Both need root; where they cannot
-//! be had the server runs without, which is said in capitals and in the verdict.
+//! A memory cgroup comes from `tools/cage.sh`, which is built into the program; a small disk is a tmpfs. Both need root. Without them
+//! the
+//! server runs unlimited: standard error says it in capitals, and the verdict names it.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
@@ -17,31 +18,31 @@ use serde_json::Value;
 use super::disk_cache::DiskCache;
 use super::scenario::Server;
 
-/// The script that makes cages.
+/// The script that makes memory cgroups.
 const CAGE: &str = include_str!("../../../../tools/cage.sh");
 
-/// What a balloon takes at most.
+/// Bytes added to the cgroup's limit for a balloon.
 const BALLOON_BYTES: u64 = 256 << 20;
 
-/// A server must be ready within this time.
+/// A server must be ready within this time after its start.
 const READY_WITHIN: Duration = Duration::from_secs(600);
 
-/// And have ended within this one: its own patience with running requests, and some more.
+/// A server must end within this time after SIGTERM, its wait for running requests included.
 const ENDED_WITHIN: Duration = Duration::from_secs(60);
 
 /// A running server with everything around it.
 pub struct Launched {
     child: Child,
     scratch: Scratch,
-    /// Where it listens.
+    /// The URL at which it listens.
     pub url: String,
-    /// What could not be put around it.
+    /// Names of the limits that could not be put around it.
     pub without: Vec<String>,
     /// Its prefix cache on disk.
     pub cache: Option<DiskCache>,
 }
 
-/// A directory of this soak, and what hangs on it; cleared away in the end.
+/// A directory of this soak, with its mount and its cgroup. All are removed when it is dropped.
 struct Scratch {
     folder: PathBuf,
     mounted: bool,
@@ -61,7 +62,7 @@ impl Scratch {
         self.folder.join("disk")
     }
 
-    /// The beginning of a command line that runs in a cgroup of the plan and some percent, if that can be had.
+    /// Returns the start of a command line that runs in a cgroup of the plan and some percent; empty without one.
     fn cage(&mut self, own: &Path, server: &Server, balloon: bool, without: &mut Vec<String>) -> Result<Vec<String>> {
         let Some(percent) = server.cage_percent else { return Ok(Vec::new()) };
         let planned = planned(own, server)?;
@@ -79,7 +80,7 @@ impl Scratch {
         Ok(["bash", "-c", CAGE, "cage", "run", cage].map(str::to_owned).into())
     }
 
-    /// A small disk of memory, if that can be had.
+    /// Mounts a small disk in memory, if the scenario has one and the mount succeeds.
     fn mount(&mut self, server: &Server, without: &mut Vec<String>) -> Result<()> {
         let Some(mib) = server.disk_mib else { return Ok(()) };
         let mut mount = Command::new("mount");
@@ -96,7 +97,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What cannot be cleared away is left: the soak is over.
+        // Errors are ignored: the soak is over, and whatever cannot be removed stays.
         if let Some(cage) = &self.cage {
             let _ = cage_sh(&["close", cage]);
         }
@@ -120,7 +121,7 @@ impl Launched {
     /// Starts it and waits until it is ready.
     ///
     /// # Errors
-    /// When it does not become ready: with its last words.
+    /// When it does not become ready; the error has the last lines of its log.
     pub fn start(server: &Server, balloon: bool) -> Result<Self> {
         let own = std::env::current_exe().context("this program's own file")?;
         let mut scratch = Scratch::new()?;
@@ -128,7 +129,7 @@ impl Launched {
         let mut line = scratch.cage(&own, server, balloon, &mut without)?;
         scratch.mount(server, &mut without)?;
         if let Some(descriptors) = server.descriptors {
-            // Both limits: a server may raise the soft one.
+            // `ulimit -n` sets both limits: a server may raise the soft one.
             let limit = format!("ulimit -n {descriptors}; exec \"$@\"");
             line.extend(["sh", "-c", &limit, "limit"].map(str::to_owned));
         }
@@ -149,7 +150,7 @@ impl Launched {
         Ok(launched)
     }
 
-    /// Waits for the line that says where it listens.
+    /// Waits for the output line with the server's address, and returns the address.
     fn ready(&mut self) -> Result<String> {
         let mut stdout = BufReader::new(self.child.stdout.take().context("its output")?);
         let (says, said) = channel();
@@ -178,17 +179,17 @@ impl Launched {
         lines[lines.len().saturating_sub(20)..].join("\n")
     }
 
-    /// Its process.
+    /// The process's id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// Its disk, if it has one of its own.
+    /// The directory of its separate disk; none without one.
     pub fn disk(&self) -> Option<PathBuf> {
         self.scratch.mounted.then(|| self.scratch.disk())
     }
 
-    /// Ends it in an orderly way: how it went, or what was wrong, and what it logged as warnings and errors, counted.
+    /// Ends the server with SIGTERM. Returns how it ended, and its logged warnings and errors with their counts.
     pub fn end(mut self) -> (Result<String, String>, Vec<String>) {
         let ended = self.drain();
         (ended, complaints(&self.log()))
@@ -226,7 +227,7 @@ fn cache_flags(cache: &DiskCache) -> [String; 4] {
     ["--cache-dir".into(), dir.display().to_string(), "--cache-bytes".into(), bytes.to_string()]
 }
 
-/// The bytes that this server plans.
+/// Returns the bytes that `plimsoll plan` reports for this server.
 fn planned(own: &Path, server: &Server) -> Result<u64> {
     let mut command = Command::new(own);
     command.args(["plan", &server.model, "--json"]).args(&server.flags);
@@ -238,7 +239,7 @@ fn planned(own: &Path, server: &Server) -> Result<u64> {
     plan.with_context(|| format!("plimsoll plan {}: {}", server.model, text(&output.stderr)))
 }
 
-/// Warnings and errors in a log, each with how often it was said.
+/// Returns the warnings and errors in a log, each with its count, most frequent first.
 fn complaints(log: &str) -> Vec<String> {
     let mut counts = std::collections::BTreeMap::new();
     for line in log.lines() {

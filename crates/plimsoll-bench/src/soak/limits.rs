@@ -1,9 +1,9 @@
-//! The limits that were set around the server from outside, and what the kernel did to keep them.
+//! The memory limits around the server, and the kernel's actions to enforce them.
 
 use plimsoll_memory::host::{CgroupEvents, HostLimits, HostNow, Root};
 use serde::Serialize;
 
-/// The limits of a process, read once, and its room inside them.
+/// The memory limits of a process, read once.
 #[derive(Clone, Debug)]
 pub struct Limits {
     root: Root,
@@ -11,14 +11,14 @@ pub struct Limits {
     before: Option<CgroupEvents>,
 }
 
-/// What became of the limits.
+/// The tightest limit and the kernel's actions to enforce it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Kept {
-    /// The tightest limit, by its own name.
+    /// The name of the tightest limit.
     pub name: String,
     /// Its bytes.
     pub bytes: u64,
-    /// What the kernel did in the cgroup since the watch began; none where it does not tell.
+    /// Events in the cgroup since the watch began; none where the kernel reports none.
     pub events: Option<CgroupEvents>,
 }
 
@@ -31,12 +31,12 @@ impl Limits {
         Some(Self { root, found, before })
     }
 
-    /// Bytes the process could take now before the tightest limit.
+    /// Returns the bytes that the process can still take below the tightest limit.
     pub fn free(&self) -> u64 {
         HostNow::read(&self.root, &self.found).available
     }
 
-    /// What became of them until now.
+    /// Returns the tightest limit and the events until now.
     pub fn kept(&self) -> Kept {
         let binding = self.found.binding();
         let since = |(before, now): (CgroupEvents, CgroupEvents)| CgroupEvents {

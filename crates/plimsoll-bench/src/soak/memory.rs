@@ -1,4 +1,4 @@
-//! The server's memory page, and the wait until all it lent has come back.
+//! The server's memory page, and the wait until all pools are free again.
 
 use std::time::{Duration, Instant};
 
@@ -16,21 +16,21 @@ pub const IDLE_SLACK: u64 = 6;
 /// The server's own account at one moment. Sizes in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Ledger {
-    /// What all components hold.
+    /// Bytes that all components hold.
     pub committed: i64,
-    /// What keys, values and states hold of that: all of their plan, or what was used of it where pages come as they are needed.
+    /// Bytes of it for the KV cache and the states: their whole plan, or the pages in use if pages are allocated on demand.
     pub pages: i64,
-    /// What the process holds beyond that; negative when components hold less than they say.
+    /// Bytes that the process holds beyond `committed`; negative when components hold less than they report.
     pub unaccounted: i64,
-    /// Whether the governor has ever given way: memory that it gave back is still in its component's row.
+    /// Whether the governor has ever raised its level. Memory that it released is still counted in its component's row.
     pub gave_way: bool,
-    /// The level on which the governor stands; 0 is calm.
+    /// The degradation level; 0 is calm.
     pub level: u64,
-    /// What is lent out, pool by pool, in the order of [`POOLS`].
+    /// Units in use in each pool, without cached ones, in the order of [`POOLS`].
     pub lent: [u64; POOLS.len()],
 }
 
-/// Pools, and where the page says how much of each is lent out; what it says second of that is kept on purpose.
+/// Pools: name, path of the amount in use on the memory page, and path of the part that is cached on purpose.
 pub const POOLS: [(&str, &str, Option<&str>); 7] = [
     ("requests", "/pools/requests/in_system", None),
     ("pages", "/pools/kv_pages/used", Some("/pools/kv_pages/cached")),
@@ -41,19 +41,19 @@ pub const POOLS: [(&str, &str, Option<&str>); 7] = [
     ("bytes of bodies", "/pools/http_bytes/used", None),
 ];
 
-/// The governor's levels.
+/// The degradation levels.
 pub const LEVELS: [&str; 7] =
     [CALM, "evict_prefix", "small_chunks", "speculation_off", "stop_admitting", "preempt", "fail"];
 
 impl Ledger {
-    /// By which share of the process the sum of all components is wrong.
+    /// Returns the error of the components' sum as a share of the process's memory.
     pub fn error(&self) -> f64 {
         let wrong = if self.gave_way { self.unaccounted.max(0) } else { self.unaccounted };
         wrong.unsigned_abs() as f64 / (self.committed + self.unaccounted).max(1) as f64
     }
 }
 
-/// The memory page as JSON, and the process beside it.
+/// The memory page as JSON, with a sample of the process.
 #[derive(Clone, Debug, Serialize)]
 pub struct Page {
     /// `/v1/memory`; null where the server has none.
@@ -62,7 +62,7 @@ pub struct Page {
     pub sample: Option<Sample>,
 }
 
-/// The governor's level when nothing is wrong.
+/// The degradation level when nothing is wrong.
 const CALM: &str = "calm";
 
 impl Page {
@@ -77,7 +77,7 @@ impl Page {
         self.memory.pointer(path).and_then(Value::as_i64)
     }
 
-    /// What is lent out of each pool.
+    /// Returns the units in use in each pool, without cached ones.
     fn pools(&self) -> [u64; POOLS.len()] {
         POOLS.map(|(_, used, cached)| {
             let kept = cached.and_then(|path| self.number(path)).unwrap_or(0);
@@ -85,7 +85,7 @@ impl Page {
         })
     }
 
-    /// What is still lent out, in words.
+    /// Describes each pool that is in use, and a degradation level that is not calm.
     pub fn lent(&self) -> Vec<String> {
         let out = POOLS.iter().zip(self.pools()).filter(|(_, lent)| *lent > 0);
         let mut lent: Vec<String> = out.map(|((name, ..), lent)| format!("{lent} {name} are lent out")).collect();
@@ -95,7 +95,7 @@ impl Page {
         lent
     }
 
-    /// Components that hold more than planned, in words.
+    /// Describes the components whose peak exceeds their plan.
     pub fn over_plan(&self) -> Vec<String> {
         let rows = self.memory.pointer("/components").and_then(Value::as_array);
         let over = |row: &Value| {
@@ -106,14 +106,14 @@ impl Page {
         rows.into_iter().flatten().filter_map(over).collect()
     }
 
-    /// What a component holds.
+    /// Returns the bytes that a component holds; 0 without a row.
     fn held(&self, component: &str) -> i64 {
         let rows = self.memory.pointer("/components").and_then(Value::as_array);
         let row = rows.into_iter().flatten().find(|row| row["component"] == component);
         row.and_then(|row| row["committed_bytes"].as_i64()).unwrap_or(0)
     }
 
-    /// The server's account.
+    /// Reads the ledger; none if the page lacks its sums.
     pub fn ledger(&self) -> Option<Ledger> {
         let (committed, unaccounted) = self.number("/committed_bytes").zip(self.unaccounted())?;
         let pages = self.held("kv_pages") + self.held("state_slots");
@@ -127,12 +127,12 @@ impl Page {
         self.memory.pointer("/planned_bytes").and_then(Value::as_u64)
     }
 
-    /// Where the governor stands.
+    /// The degradation level.
     pub fn level(&self) -> Option<&str> {
         self.memory.pointer("/degradation/level").and_then(Value::as_str)
     }
 
-    /// How often the governor has gone up a level since the server started, over all levels.
+    /// How often the governor has raised its level since the server started, over all levels.
     pub fn entries(&self) -> Option<u64> {
         let entered = self.memory.pointer("/degradation/entered").and_then(Value::as_array)?;
         Some(entered.iter().filter_map(|level| level.get("times")?.as_u64()).sum())
@@ -149,7 +149,7 @@ impl Page {
     }
 }
 
-/// Waits until nothing is lent out any more and the process is as it was, or until time is up; the last page read.
+/// Waits until all pools are free and the process is as it was, or until time is up. Returns the last page read.
 pub async fn wait_for_idle(
     target: &Target,
     pid: Option<u32>,

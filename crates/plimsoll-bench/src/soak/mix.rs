@@ -1,4 +1,4 @@
-//! Which client profiles of clients there are, and how many of each.
+//! The client profiles of a soak and their weights.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use super::golden_answers::GoldenAnswers;
 use super::profile::ClientProfile;
 use crate::prompts::Random;
 
-/// Manners with their weights.
+/// Client profiles with their weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mix(Vec<(ClientProfile, u64)>);
 
@@ -28,7 +28,7 @@ const POLITE: [(ClientProfile, u64); 9] = [
     (ClientProfile::Heavy, 2),
 ];
 
-/// Clients that leave, dawdle or mean harm.
+/// Clients that leave early, read slowly or send harmful requests.
 const HOSTILE: [(ClientProfile, u64); 12] = [
     (ClientProfile::LeavesEarly, 6),
     (ClientProfile::LeavesLate, 8),
@@ -53,7 +53,7 @@ impl Mix {
         Self([&POLITE[..], &HOSTILE[..], &[(ClientProfile::Marathon, 1)]].concat())
     }
 
-    /// Without the clients that need what this server does not support; none if no client is left.
+    /// Removes the clients that need a kind of request which this server does not support; none if no client is left.
     pub fn for_server(&self, golden_answers: &GoldenAnswers) -> Option<Self> {
         let known = |profile: ClientProfile| profile.needs().is_none_or(|kind| golden_answers.knows(kind));
         let left: Vec<_> = self.0.iter().copied().filter(|(profile, _)| known(*profile)).collect();

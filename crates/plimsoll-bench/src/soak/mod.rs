@@ -64,7 +64,7 @@ use tally::Tally;
 use verdict::{Evidence, Verdict};
 use watch::Watch;
 
-/// What to do to the server.
+/// Flags of `soak`.
 #[derive(Clone, Debug, clap::Args)]
 #[command(group(clap::ArgGroup::new("server").args(["url", "scenario"]).required(true).multiple(true)))]
 pub struct Args {
@@ -75,7 +75,7 @@ pub struct Args {
     /// are written.
     #[arg(long, value_name = "FILE")]
     pub scenario: Option<PathBuf>,
-    /// What opens the server.
+    /// API keys for the server.
     #[command(flatten)]
     pub keys: KeyArgs,
     /// The model to ask for; the server's first by default.
@@ -109,7 +109,8 @@ pub struct Args {
 /// When time is up, clients have this long to end what they are doing.
 const LAST_CALL: Duration = Duration::from_secs(5);
 
-/// What takes no work (health, refusals of what can never be served) must be answered within this time, or within that of health.
+/// An answer that needs no work (health, refusals of invalid requests) must come within this time, or within `--health-ms` if that is
+/// longer.
 const AT_ONCE: Duration = Duration::from_secs(10);
 
 /// If no client was answered when time is up, the soak waits this long for the first answer.
@@ -125,7 +126,7 @@ pub async fn run(args: &Args) -> Result<bool> {
         scenario.chaos.push(Trouble::balloon());
     }
     if args.url.is_some() {
-        // The one that runs already has around it what its operator has put there.
+        // A server that already runs has the limits that its operator has set.
         scenario.server = None;
         if scenario.has(Kind::FullDisk) {
             bail!("{}: only the scenario's own server has a disk of its own; leave --url away", Kind::FullDisk);
@@ -136,7 +137,7 @@ pub async fn run(args: &Args) -> Result<bool> {
     let server =
         scenario.server.as_ref().map(|server| Launched::start(server, scenario.has(Kind::Balloon))).transpose()?;
     let mut told = signal(SignalKind::terminate())?;
-    // What has been put around the server is cleared away, however it ends.
+    // Returning drops the server's limits, its disk and its process, however the soak ends.
     tokio::select! {
         verdict = soak(args, key.as_deref(), crowd, scenario, server) => verdict,
         _ = tokio::signal::ctrl_c() => bail!("ended before its time"),
@@ -144,7 +145,7 @@ pub async fn run(args: &Args) -> Result<bool> {
     }
 }
 
-/// Prepares what the clients need. While the server is idle, it measures prompts and records the fixed answers.
+/// Prepares the settings that all clients share. While the server is idle, it measures prompts and records the fixed answers.
 async fn prepare(args: &Args, crowd: &mut Crowd, target: &Target) -> Result<Setting> {
     let model = match &args.model {
         Some(model) => model.clone(),
@@ -152,7 +153,7 @@ async fn prepare(args: &Args, crowd: &mut Crowd, target: &Target) -> Result<Sett
     };
     let scale = Scale::measure(target, &model).await?;
     let context = context(target, &model).await;
-    // What must be served has to fit, with room for a stalled client's longer answer.
+    // Valid requests must fit the context, with room for a stalled client's longer answer.
     let prompt_tokens = crowd.prompt_tokens.min(context / 2);
     let output_tokens = crowd.output_tokens.min(context / 8).max(1);
     let golden_answers = GoldenAnswers::record(target, &model, scale, prompt_tokens).await?;
@@ -177,7 +178,7 @@ async fn prepare(args: &Args, crowd: &mut Crowd, target: &Target) -> Result<Sett
     })
 }
 
-/// Begins the scenario's trouble around a server.
+/// Starts the scenario's faults around a server.
 fn begin(
     scenario: &Scenario,
     target: &Target,
@@ -186,7 +187,7 @@ fn begin(
     fault_log: &Arc<FaultLog>,
 ) -> Result<FaultInjector> {
     let mut troubles = scenario.chaos.clone();
-    // A disk that could not be had cannot be full; that it is missing is in the verdict.
+    // A disk that could not be mounted cannot be full. The verdict names a missing disk.
     troubles.retain(|trouble| trouble.kind != Kind::FullDisk || disk.is_some());
     let victim = Victim { pid, authority: target.authority.clone(), disk };
     FaultInjector::start(troubles, &victim, fault_log)
@@ -230,7 +231,7 @@ async fn soak(
         None => None,
     };
     let after = memory::wait_for_idle(&target, pid, before.sample, IDLE_WITHIN).await;
-    // Alone again: what came before must have left no trace.
+    // No other client runs now: earlier requests must not affect these answers.
     let again = (setting.golden_answers.len(), setting.golden_answers.compare_all(&setting.endpoint).await);
     let alone = setting.keep.compare_all(&setting.endpoint).await;
     let limits = limits.map(|limits| limits.kept());
@@ -260,13 +261,13 @@ async fn soak(
         disk,
     };
     let verdict = Verdict::of(&evidence);
-    // The exit code says it, too.
+    // A failed write is ignored: the exit code reports the verdict, too.
     let _ = writeln!(std::io::stdout(), "{verdict}");
     hand_in(args, &scenario, &verdict, &evidence)?;
     Ok(verdict.good())
 }
 
-/// A trace on its way to the server, beside the crowd.
+/// Starts the replay of a trace beside the crowd.
 fn trace_of(setting: &Setting, wanted: &Replay) -> Result<tokio::task::JoinHandle<Replayed>> {
     let trace = read(&wanted.file, Format::Auto).with_context(|| wanted.file.display().to_string())?;
     if let Some(line) = trace.torn {
@@ -274,7 +275,7 @@ fn trace_of(setting: &Setting, wanted: &Replay) -> Result<tokio::task::JoinHandl
     }
     let trace = Arc::new(trace);
     let models = Models { named: Some(setting.endpoint.model.clone()), first: String::new() };
-    // Ids below the smallest vocabulary.
+    // Made-up token ids stay below the smallest vocabulary.
     let pace = Pace { speed: wanted.speed, max_in_flight: wanted.max_in_flight.max(1), vocab: 1000 };
     let target = setting.endpoint.target.clone();
     Ok(tokio::spawn(async move { replay(&target, &models, trace, pace).await }))
@@ -289,7 +290,7 @@ struct Document<'a> {
     series: Value,
 }
 
-/// Writes what the operator asked for.
+/// Writes the JSON and SVG files that the operator asked for.
 fn hand_in(args: &Args, scenario: &Scenario, verdict: &Verdict, evidence: &Evidence<'_>) -> Result<()> {
     let looks = report::thin(&evidence.watched.looks);
     if let Some(path) = &args.json {
@@ -306,7 +307,7 @@ fn hand_in(args: &Args, scenario: &Scenario, verdict: &Verdict, evidence: &Evide
         );
         let line = evidence.line.or(evidence.before.planned());
         let limit = evidence.limits.as_ref().map(|limits| limits.bytes);
-        // A limit far above is the machine's, and would only press the image flat.
+        // A limit far above the plan is the machine's. It would flatten the chart.
         let limit = limit.filter(|limit| line.is_some_and(|line| *limit < line * 3));
         let chart = Chart { title, looks: &looks, line, limit, faults: &evidence.faults };
         std::fs::write(path, chart.draw()).with_context(|| format!("cannot write {}", path.display()))?;
@@ -314,7 +315,7 @@ fn hand_in(args: &Args, scenario: &Scenario, verdict: &Verdict, evidence: &Evide
     Ok(())
 }
 
-/// Tokens of prompt and answer together, as the server says; without limit where it does not.
+/// Returns the server's limit on tokens of prompt and answer together; no limit where it reports none.
 async fn context(target: &Target, model: &str) -> usize {
     let body = json!({"model": model, "prompt": "x"});
     let asked = async { target.post("/tokenize", &body, Duration::from_secs(30)).await?.json().await };

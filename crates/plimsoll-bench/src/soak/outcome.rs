@@ -3,16 +3,16 @@
 /// The result of one visit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// As it should be.
+    /// The right answer.
     Good,
-    /// A fixed question got the answer that it got when it was alone.
+    /// A fixed question got the answer that was recorded while the server was idle.
     Same,
-    /// Refused for now, with a word on when to come back.
+    /// Refused for now, with a time to retry.
     Refused,
     /// The client could not reach the server, because the soak itself was in the way.
     Hindered,
-    /// Not as it should be: what happened.
+    /// A wrong answer or an error, with its description.
     Bad(String),
-    /// A fixed prompt got another answer than when it was alone.
+    /// A fixed question got another answer than the recorded one.
     Changed(String),
 }

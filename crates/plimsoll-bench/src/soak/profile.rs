@@ -1,10 +1,10 @@
-//! The client profiles: ways in which clients behave.
+//! The client profiles: how clients behave.
 
 use serde::Serialize;
 
 use super::question::Kind;
 
-/// A way to behave.
+/// A client's behaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum ClientProfile {

@@ -9,16 +9,16 @@ use crate::prompts::Random;
 /// Tokens of each recorded answer.
 const TOKENS: u32 = 24;
 
-/// Tokens of an answer that has a form, which must have room to end.
+/// Token limit of a structured answer, which must have room to end.
 const FORM_TOKENS: u32 = 80;
 
 /// Longest side of an image in pixels.
 const SIDE_MAX: u64 = 160;
 
-/// What is asked; whether it is streamed is said each time.
+/// A request without its `stream` field, which is set at each sending.
 #[derive(Clone, Debug)]
 pub struct Question {
-    /// Where.
+    /// The route.
     pub path: &'static str,
     /// The body, without `stream`.
     pub body: Value,
@@ -36,12 +36,12 @@ pub enum Kind {
     Image,
     /// A conversation in which a tool must be called.
     Tools,
-    /// An answer in the form of a schema, an expression or a choice.
+    /// A structured answer: by schema, regular expression or choice.
     Structured,
 }
 
 impl Kind {
-    /// A greedy question that depends on what `random` draws.
+    /// Returns a greedy question. `random` decides the images and the kind of structured output.
     pub fn question(self, model: &str, random: &mut Random, text: String) -> Question {
         let chat = |body: Value| Question { path: "/v1/chat/completions", body };
         let user = |content: Value| json!([{"role": "user", "content": content}]);

@@ -1,4 +1,4 @@
-//! The report: everything that was seen as JSON of bounded size, a line for each part, and the image.
+//! The report: all observations as JSON of bounded size, one line per part.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -11,16 +11,16 @@ use super::memory::{Ledger, POOLS};
 use super::watch::Look;
 use crate::output::write_json;
 
-/// Looks in a report, at most.
+/// At most this many samples in a report.
 const LOOKS_MAX: usize = 600;
 
-/// At most this many looks, evenly: of each stretch the one with the most memory, so that no peak is lost.
+/// Keeps at most `LOOKS_MAX` samples. Of each equal stretch it keeps the one with the most memory, so that no peak is lost.
 pub fn thin(looks: &[Look]) -> Vec<Look> {
     let each = looks.len().div_ceil(LOOKS_MAX).max(1);
     looks.chunks(each).filter_map(|stretch| stretch.iter().max_by_key(|look| look.sample.owned).copied()).collect()
 }
 
-/// Looks as columns of numbers.
+/// Returns the samples as columns of numbers.
 pub fn columns(looks: &[Look]) -> Value {
     let column = |of: &dyn Fn(&Look) -> Value| looks.iter().map(of).collect::<Vec<_>>();
     let ledger = |of: fn(Ledger) -> i64| column(&|look: &Look| look.ledger.map(of).into());
@@ -38,7 +38,7 @@ pub fn columns(looks: &[Look]) -> Value {
     });
     for (i, (name, ..)) in POOLS.iter().enumerate() {
         let lent = column(&|look: &Look| look.ledger.map(|ledger| ledger.lent[i]).into());
-        // What never moved needs no column.
+        // A pool that was never used needs no column.
         if lent.iter().any(|lent| lent.as_u64().is_some_and(|lent| lent > 0)) {
             all[format!("lent {name}")] = lent.into();
         }
@@ -46,7 +46,7 @@ pub fn columns(looks: &[Look]) -> Value {
     all
 }
 
-/// Writes the parts of an object, a line each.
+/// Writes the parts of an object, one per line.
 ///
 /// # Errors
 /// When the file cannot be written.

@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::mix::Mix;
 
-/// Largest file that is read.
+/// Size limit of a scenario file in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Most clients at once.
@@ -52,7 +52,7 @@ pub struct Load {
     pub seed: Option<u64>,
 }
 
-/// The same with nothing left open.
+/// A [`Load`] with all defaults filled in.
 #[derive(Clone, Debug, Serialize)]
 #[allow(missing_docs, reason = "the fields are those of Load")]
 pub struct Crowd {
@@ -68,7 +68,7 @@ pub struct Crowd {
 }
 
 impl Load {
-    /// What is given here, else what `file` says, else the defaults.
+    /// Merges the values: these flags win over `file`, and `file` wins over the defaults.
     pub fn over(&self, file: &Self) -> Result<Crowd> {
         let crowd = Crowd {
             clients: self.clients.or(file.clients).unwrap_or(64),
@@ -95,9 +95,9 @@ pub struct Scenario {
     /// The clients.
     #[serde(default)]
     pub crowd: Load,
-    /// The server to start; none for one that runs already.
+    /// The server to start; none if it already runs.
     pub server: Option<Server>,
-    /// What happens around it.
+    /// Faults to inject around the server.
     #[serde(default)]
     pub chaos: Vec<Trouble>,
     /// A trace that is replayed beside the crowd.
@@ -108,18 +108,18 @@ pub struct Scenario {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Server {
-    /// As `plimsoll serve` takes it.
+    /// The model, as `plimsoll serve` takes it.
     pub model: String,
     /// More flags of `plimsoll serve`.
     #[serde(default)]
     pub flags: Vec<String>,
-    /// A memory cgroup around it, without swap, of its plan and this many percent (and what a balloon takes).
+    /// Limit of a memory cgroup without swap around the server: this many percent above its plan (and a balloon's bytes).
     pub cage_percent: Option<u64>,
-    /// Descriptors it may have open (RLIMIT_NOFILE).
+    /// Descriptors that the server may have open (RLIMIT_NOFILE).
     pub descriptors: Option<u64>,
-    /// MiB of a disk of its own, where its log and its trace of requests (`--record`) go.
+    /// Size in MiB of a separate disk for the server's log and its trace of requests (`--record`).
     pub disk_mib: Option<u64>,
-    /// MiB of a prefix cache on disk (`--cache-dir`), on the disk of its own where there is one.
+    /// Size in MiB of a prefix cache on disk (`--cache-dir`), on the separate disk if there is one.
     pub cache_mib: Option<u64>,
 }
 
@@ -129,10 +129,10 @@ pub struct Server {
 pub struct Replay {
     /// The file, beside the scenario's, in any format that `plimsoll replay` reads.
     pub file: PathBuf,
-    /// How much faster than it was recorded.
+    /// Factor on the recorded speed.
     #[serde(default = "one")]
     pub speed: f64,
-    /// Requests at once.
+    /// At most this many requests at once.
     #[serde(default = "many")]
     pub max_in_flight: usize,
 }
@@ -145,17 +145,17 @@ fn many() -> usize {
     256
 }
 
-/// What can happen around a server.
+/// A kind of fault around a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
     /// A neighbour takes nearly all memory that the server's cgroup has left, and gives it back.
     Balloon,
-    /// Processes that do nothing, with all their might.
+    /// Processes that do nothing useful, each on a whole core.
     Busy,
-    /// The server does not run: SIGSTOP, later SIGCONT. Its clocks go on, so all its timers find that time has jumped.
+    /// The server is stopped: SIGSTOP, later SIGCONT. Its clocks still run, so all its timers find that time has jumped.
     Stop,
-    /// Connections that say nothing, more than there are descriptors or places.
+    /// Connections that send nothing, more than the server has descriptors or connection slots.
     Flood,
     /// The disk with the log and the trace is full.
     FullDisk,
@@ -173,39 +173,39 @@ impl fmt::Display for Kind {
     }
 }
 
-/// One kind of trouble, again and again.
+/// One kind of fault that repeats.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub struct Trouble {
-    /// What happens.
+    /// The kind.
     pub kind: Kind,
-    /// Until it happens first.
+    /// Time before its first occurrence.
     #[serde(deserialize_with = "length")]
     pub first: Duration,
-    /// How long it stays.
+    /// Duration of each occurrence.
     #[serde(deserialize_with = "length")]
     pub hold: Duration,
-    /// From the end of one to the beginning of the next.
+    /// Time from the end of one occurrence to the start of the next.
     #[serde(deserialize_with = "length")]
     pub pause: Duration,
-    /// Of a balloon: MiB it leaves in the cgroup, time by time.
+    /// For a balloon: MiB that it leaves in the cgroup, one value per occurrence, repeating.
     #[serde(default)]
     pub leave_mib: Vec<u64>,
-    /// Of busy neighbours or a flood: how many.
+    /// For busy neighbours or a flood: the number of processes or connections.
     pub count: Option<usize>,
 }
 
-/// Of one kind at once.
+/// At most this many processes or connections at once.
 const COUNT_MAX: usize = 8192;
 
 impl Trouble {
-    /// What `--balloon` stands for.
+    /// The fault that `--balloon` adds.
     pub fn balloon() -> Self {
         Self {
             kind: Kind::Balloon,
             first: Duration::from_secs(5),
             hold: Duration::from_secs(8),
-            // For the server to come back: a governor takes its time.
+            // The server needs time to recover: the governor lowers its level slowly.
             pause: Duration::from_secs(22),
             leave_mib: vec![48, 24, 12],
             count: None,
@@ -230,10 +230,10 @@ impl Trouble {
 }
 
 impl Scenario {
-    /// Reads a file. Paths in it are beside it.
+    /// Reads a file. Paths in it are relative to its directory.
     ///
     /// # Errors
-    /// What cannot be read, and names that are not known.
+    /// When the file cannot be read, or a name in it is unknown.
     pub fn read(path: &Path) -> Result<Self> {
         let name = path.display();
         let size = std::fs::metadata(path).with_context(|| name.to_string())?.len();
@@ -258,13 +258,13 @@ impl Scenario {
         Ok(())
     }
 
-    /// Whether this kind of trouble is in it.
+    /// Whether the scenario has this kind of fault.
     pub fn has(&self, kind: Kind) -> bool {
         self.chaos.iter().any(|trouble| trouble.kind == kind)
     }
 }
 
-/// `300`, `300s`, `5m`, `1h`.
+/// Parses a duration: `300`, `300s`, `5m`, `1h`.
 pub fn duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = match text.find(|c: char| !c.is_ascii_digit()) {
         Some(at) => text.split_at(at),

@@ -1,7 +1,7 @@
-//! Clients that send schemas: odd ones, hostile ones, and those of files, by every field that takes one.
+//! Clients that send schemas: generated odd and hostile ones, and ones from files, in every request field that takes a schema.
 //!
-//! The right answer is a finished document that its schema allows, or a 400. The check here is a validator of this process, so it
-//! does not depend on what the server thinks of its answer.
+//! The right answer is a finished document that its schema allows, or a 400. The check uses a validator in this process, independent of
+//! the server's own validation.
 
 use std::path::Path;
 
@@ -14,7 +14,7 @@ use super::endpoint::Endpoint;
 use super::outcome::Outcome;
 use crate::prompts::Random;
 
-/// What one client sends.
+/// One request of a `schemas` client.
 #[derive(Clone, Debug)]
 pub enum Case {
     /// A schema for the answer.
@@ -66,7 +66,8 @@ pub async fn act(endpoint: &Endpoint, cases: &[Case], random: &mut Random) -> Re
     }
 }
 
-/// A request for an answer that fits the schema, by one of the ways there are.
+/// Returns a request for an answer that fits the schema, by a random one of four methods: `guided_json`, `response_format`, a strict
+/// tool, or a grammar.
 fn request(schema: &Value, random: &mut Random) -> (&'static str, Value) {
     let messages = json!([{"role": "user", "content": "a"}]);
     let (path, mut body) = match random.below(4) {
@@ -88,12 +89,12 @@ fn request(schema: &Value, random: &mut Random) -> (&'static str, Value) {
     (path, body)
 }
 
-/// A schema as `guided_json` takes it: what is no object as text.
+/// Returns a schema as `guided_json` takes it: an object unchanged, any other value as text.
 fn guided(schema: &Value) -> Value {
     if schema.is_object() { schema.clone() } else { schema.to_string().into() }
 }
 
-/// How a finished answer breaks its schema. An answer that a limit has cut is no whole document.
+/// Describes how a finished answer breaks its schema. An answer cut by a limit is not a whole document and is not checked.
 fn broken(schema: &Value, said: &Value) -> Option<String> {
     let choice = &said["choices"][0];
     let (end, message) = (choice["finish_reason"].as_str()?, &choice["message"]);
@@ -102,7 +103,7 @@ fn broken(schema: &Value, said: &Value) -> Option<String> {
     if !matches!(end, "stop" | "tool_calls") {
         return None;
     }
-    // A schema that this validator does not read was read by the server; there is no second opinion.
+    // The server accepted this schema. If this validator cannot read it, the answer stays unchecked.
     let validator = jsonschema::options().should_validate_formats(false).build(schema).ok()?;
     let told = || format!("{} answers {}", cut(&schema.to_string()), cut(text));
     match serde_json::from_str(text) {
@@ -115,7 +116,7 @@ fn cut(text: &str) -> String {
     text.chars().take(300).collect()
 }
 
-/// Numbers at which arithmetic of fixed width ends.
+/// Numbers at and beyond the limits of fixed-width arithmetic, and a few ordinary ones.
 const NUMBERS: [&str; 16] = [
     "0",
     "-1",
@@ -166,7 +167,7 @@ fn count(random: &mut Random) -> Value {
     [0, 1, 2, 3, 5, 40, 3_000, 4_000_000_000_u64][random.below(8) as usize].into()
 }
 
-/// A schema of so many levels at most.
+/// Generates a schema nested at most this many levels deep.
 fn schema(random: &mut Random, levels: u64) -> Value {
     if levels == 0 || random.below(12) == 0 {
         return if random.below(5) == 0 { (random.below(3) > 0).into() } else { json!({"type": pick(random, &TYPES)}) };

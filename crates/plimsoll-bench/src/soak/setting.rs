@@ -1,4 +1,4 @@
-//! What all clients share: the server, its golden answers, the results so far; and the questions made from it.
+//! The state that all clients share: the server, its golden answers and the results so far. It also makes the clients' questions.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use super::schemas::Case;
 use super::tally::Tally;
 use crate::prompts::{Random, Scale, words};
 
-/// The answers of a marathon, where the context allows.
+/// Tokens of a marathon's answer, if the context allows them.
 const MARATHON_TOKENS: usize = 800;
 
-/// What all clients share.
+/// The state that all clients share.
 pub struct Setting {
     /// The server.
     pub endpoint: Endpoint,
@@ -30,13 +30,13 @@ pub struct Setting {
     pub output_tokens: usize,
     /// Tokens that prompt and answer may have together.
     pub context: usize,
-    /// What happens around the server.
+    /// The faults around the server.
     pub fault_log: Arc<FaultLog>,
-    /// Answers to be asked for again.
+    /// A sample of answers, to be asked for again at the end.
     pub keep: Keep,
     /// Schemas and requests from files.
     pub schemas: Vec<Case>,
-    /// What came of it all.
+    /// Counted outcomes.
     pub tally: Tally,
 }
 
@@ -46,7 +46,9 @@ impl Setting {
         words(random.next(), self.scale.words(tokens))
     }
 
-    /// A text to be continued. Half of the clients want the likeliest tokens, the others draw; half of them do without drafts.
+    /// Returns a text to be continued. Half of the requests are greedy, the others sample. Half of them disable speculative decoding,
+    /// where
+    /// the server allows it.
     pub fn completion(&self, random: &mut Random) -> Question {
         let tokens = random.between(1, self.output_tokens as u64);
         let temperature = random.below(2);
@@ -60,7 +62,7 @@ impl Setting {
         Question { path: "/v1/completions", body }
     }
 
-    /// A text whose long beginning other clients send too.
+    /// Returns a text with a long beginning that other clients send too.
     pub fn shared(&self, random: &mut Random) -> Question {
         let mut question = self.completion(random);
         let common = words(random.below(4), self.scale.words(self.prompt_tokens * 3 / 4));
@@ -68,7 +70,7 @@ impl Setting {
         question
     }
 
-    /// What kills servers that give each stream its whole length and never take it back.
+    /// Returns a request for a long stream. Such streams exhaust servers that never free a stream's memory.
     pub fn marathon(&self, random: &mut Random) -> Question {
         let mut question = self.completion(random);
         question.body["max_tokens"] = MARATHON_TOKENS.min(self.context / 2).into();
@@ -76,7 +78,7 @@ impl Setting {
         question
     }
 
-    /// Several answers with all log-probabilities.
+    /// Returns a request for several answers with log-probabilities, sometimes of the prompt too.
     pub fn heavy(&self, random: &mut Random) -> Question {
         let mut question = self.completion(random);
         question.body["n"] = random.between(2, 8).into();
@@ -87,7 +89,7 @@ impl Setting {
         question
     }
 
-    /// The same as a conversation.
+    /// Returns a [`Self::completion`] as a conversation.
     pub fn chat(&self, random: &mut Random) -> Question {
         let Question { mut body, .. } = self.completion(random);
         let text = body["prompt"].take();
@@ -98,7 +100,7 @@ impl Setting {
         Question { path: "/v1/chat/completions", body }
     }
 
-    /// A new question of this kind.
+    /// Returns a new question of this kind.
     pub fn ask_for(&self, kind: Kind, random: &mut Random) -> Question {
         let text = self.words(random);
         let mut question = kind.question(&self.endpoint.model, random, text);
@@ -108,7 +110,7 @@ impl Setting {
         question
     }
 
-    /// Any question, for clients that leave: some leave during image encoding or while a grammar is compiled.
+    /// Returns any question, for clients that leave: some leave during image encoding or while a grammar is compiled.
     pub fn anything(&self, random: &mut Random) -> Question {
         let special = [Kind::Image, Kind::Tools, Kind::Structured][random.below(3) as usize];
         match random.below(2) == 0 && self.golden_answers.knows(special) {

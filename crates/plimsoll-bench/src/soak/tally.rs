@@ -1,4 +1,4 @@
-//! What came of every visit, by client profile of client.
+//! The outcomes of all visits, counted by client profile.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard};
@@ -8,23 +8,23 @@ use serde::Serialize;
 use super::outcome::Outcome;
 use super::profile::ClientProfile;
 
-/// Most findings that are kept in words.
+/// At most this many findings are kept as text.
 const FINDINGS: usize = 50;
 
 /// Counts of one client profile.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Counts {
-    /// As it should be.
+    /// Visits with the right answer.
     pub good: u64,
-    /// Of these, answers that were compared and the same.
+    /// Good answers that were compared with an earlier answer and matched it.
     pub same: u64,
-    /// Refused for now.
+    /// Visits refused for now (429 or 503 that says when to retry).
     pub refused: u64,
-    /// Kept out by the soak's own doing.
+    /// Visits that failed because the soak itself kept the client from the server.
     pub hindered: u64,
-    /// Not as it should be.
+    /// Visits with a wrong answer or an error.
     pub bad: u64,
-    /// Changed answers.
+    /// Answers that differ from the recorded ones.
     pub changed: u64,
 }
 
@@ -33,7 +33,7 @@ pub struct Counts {
 pub struct Counted {
     /// Counts by client profile.
     pub by_profile: BTreeMap<ClientProfile, Counts>,
-    /// The first findings in words.
+    /// The first findings as text.
     pub findings: Vec<String>,
 }
 
@@ -102,7 +102,7 @@ impl Tally {
         self.counted().answered()
     }
 
-    /// All that was counted; starts over.
+    /// Returns everything counted and resets the counts.
     pub fn take(&self) -> Counted {
         std::mem::take(&mut self.counted())
     }

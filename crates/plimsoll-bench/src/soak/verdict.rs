@@ -1,4 +1,4 @@
-//! The verdict: every promise with what was seen of it.
+//! The verdict: every promise, whether it was kept, and the evidence.
 
 use std::fmt;
 
@@ -16,75 +16,76 @@ use super::watch::{Look, Watched, beside_pages, growth};
 use crate::process::Sample;
 use crate::replay::Replayed;
 
-/// Memory may rise by this much over the second half of the soak, or by a hundredth of what it is.
+/// Memory may rise by this many bytes over the second half of the soak, or by a hundredth of its mean if that is more.
 const GROWTH_BYTES: f64 = 8.0 * 1_048_576.0;
 
 /// Unaccounted memory may rise by this much between two idle moments.
 const UNACCOUNTED_BYTES: i64 = 16 << 20;
 
-/// The ledger's sum may be wrong by this share of the process, or by as many bytes: what the allocator may keep before it is trimmed.
+/// The ledger's sum may be wrong by this share of the process's memory, or by [`LEDGER_ERROR_BYTES`]: the allocator may keep that much
+/// before it is trimmed.
 const LEDGER_ERROR: f64 = 0.01;
 const LEDGER_ERROR_BYTES: i64 = 1 << 20;
 
-/// All that was seen.
+/// All observations of a soak.
 #[derive(Serialize)]
 pub struct Evidence<'a> {
-    /// What was asked for.
+    /// The requested clients and limits.
     pub crowd: &'a Crowd,
-    /// Bytes the process must not exceed, where the operator has said so.
+    /// Bytes that the process must not exceed, if the operator has set a limit.
     pub line: Option<u64>,
-    /// Seconds with clients.
+    /// Seconds during which clients ran.
     pub busy_s: f64,
-    /// What came of the visits.
+    /// Counted outcomes of the visits.
     pub tally: Counted,
-    /// What was seen from outside.
+    /// The samples of the process and the health probes.
     pub watched: Watched,
-    /// The limits around it; none where they cannot be read.
+    /// The memory limits around the process; none where they cannot be read.
     pub limits: Option<Kept>,
-    /// What happened around it.
+    /// The injected faults.
     pub faults: Vec<Fault>,
-    /// What could not be put around it.
+    /// Names of the limits that could not be put around the server.
     pub without: Vec<String>,
-    /// Requests that the server does not know, with its words.
+    /// Kinds of requests that the server does not support, with its error.
     pub unknown: Vec<(Request, String)>,
-    /// The trace that was replayed meanwhile.
+    /// Result of the trace that was replayed during the soak.
     pub replayed: Option<Replayed>,
-    /// The idle server before.
+    /// Memory page of the idle server before the soak.
     pub before: Page,
-    /// The idle server after, or why it could not be asked.
+    /// Memory page of the idle server after the soak, or why it could not be read.
     pub after: Result<Page, String>,
-    /// How many fixed questions there are, and those that were answered otherwise when they were asked alone at the end.
+    /// Number of fixed questions, and the ones whose answer differed when they were asked alone at the end.
     pub again: (usize, Vec<String>),
-    /// The same of answers that were given in the crowd.
+    /// Number of sampled answers from the crowd, and the ones that differed when they were asked for alone at the end.
     pub alone: (usize, Vec<String>),
-    /// How the server ended, where the soak had started it.
+    /// How the server ended, if the soak started it.
     pub ended: Option<Result<String, String>>,
-    /// Its warnings and errors, with how often each was said.
+    /// The server's warnings and errors, each with its count.
     pub complaints: Vec<String>,
-    /// Its prefix cache on disk, where the soak had started it with one.
+    /// The server's prefix cache on disk, if the soak started it with one.
     pub disk: Option<DiskSeen>,
 }
 
 /// One promise.
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
-    /// What was promised.
+    /// The promise.
     pub promise: &'static str,
-    /// Whether it was kept; none when it could not be seen.
+    /// Whether it was kept; none when it could not be observed.
     pub kept: Option<bool>,
-    /// What was seen.
+    /// The observations behind the result, as text.
     pub seen: String,
 }
 
 /// All promises.
 #[derive(Clone, Debug, Serialize)]
 pub struct Verdict {
-    /// In the order in which they are printed.
+    /// All checks, in the order in which they are printed.
     pub checks: Vec<Check>,
 }
 
 impl Verdict {
-    /// Judges.
+    /// Judges the evidence.
     pub fn of(evidence: &Evidence<'_>) -> Self {
         let mut checks = vec![answers(evidence), fixed(evidence)];
         checks.push(same("and alone at the end", &evidence.again));
@@ -115,7 +116,7 @@ fn check(promise: &'static str, kept: Option<bool>, seen: impl Into<String>) -> 
 fn answers(evidence: &Evidence<'_>) -> Check {
     let (tally, seconds) = (&evidence.tally, evidence.busy_s);
     let (good, refused, bad) = (tally.sum(|c| c.good), tally.sum(|c| c.refused), tally.sum(|c| c.bad));
-    // A soak of attacks alone has nothing sensible to count.
+    // A soak of hostile clients only has no answers from sensible clients.
     let answered = tally.answered() || good > 0 && evidence.crowd.mix.is_hostile();
     let hindered = tally.sum(|c| c.hindered);
     let mut seen = format!(
@@ -226,7 +227,7 @@ fn killed(evidence: &Evidence<'_>) -> Check {
     if let Some(free) = free {
         seen += &format!(", at least {:.1} MiB of them free", mib(free));
     }
-    // The soak's own, which ask to be the first.
+    // The soak's own balloons, which ask to be killed first.
     let killed = |fault: &&Fault| fault.seen.as_ref().is_ok_and(|seen| seen == balloon::KILLED);
     let balloons = evidence.faults.iter().filter(killed).count() as u64;
     let kept = limits.events.map(|events| {
@@ -240,8 +241,8 @@ fn killed(evidence: &Evidence<'_>) -> Check {
     check(PROMISE, kept, seen)
 }
 
-/// The look with the largest error, of those whose error the next look has, too. A buffer for a body or for media is counted
-/// before its pages are touched, so a single look may be off by its bytes.
+/// Returns the sample with the largest error that the next sample shares. A buffer for a body or for media is counted before its pages
+/// are touched, so a single sample may be off by its bytes.
 fn worst_of(looks: &[Ledger]) -> Option<Ledger> {
     let smaller = |pair: &[Ledger]| if pair[0].error() <= pair[1].error() { pair[0] } else { pair[1] };
     looks.windows(2).map(smaller).max_by(|a, b| a.error().total_cmp(&b.error()))
@@ -305,7 +306,7 @@ fn flat(evidence: &Evidence<'_>) -> Vec<Check> {
     let count = |promise, what: &str, of: &dyn Fn(&Look) -> Option<u64>| {
         let grown = growth(looks, |look| of(look).map(|count| count as f64));
         let most = looks.iter().filter_map(of).max().unwrap_or(0);
-        // Clients come and go: a tenth of the most ever seen is noise, and so is what chance does.
+        // Clients come and go. A tenth of the maximum counts as noise, and so does any rise within the statistical error.
         let noise = (most as f64 / 10.0).max(IDLE_SLACK as f64);
         let kept = grown.map(|grown| grown.rise <= noise.max(grown.chance));
         let seen = grown.map_or("not seen".into(), |grown| {

@@ -1,4 +1,4 @@
-//! Visits of clients: what each client profile sends, how it reads, and which answer is the right one.
+//! Visits of clients: the requests of each client profile, how it reads, and which answer is right.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use crate::prompts::Random;
 const STALL: Duration = Duration::from_secs(45);
 
 impl ClientProfile {
-    /// One visit. Long waits end at `until`.
+    /// Makes one visit. Long waits end at `until`.
     pub async fn act(self, setting: &Setting, random: &mut Random, until: Instant) -> Outcome {
         let (began, endpoint) = (Instant::now(), &setting.endpoint);
         let done = match self {
@@ -63,7 +63,7 @@ impl ClientProfile {
     }
 }
 
-/// Reads an answer to its end. It may be asked for again when all is over.
+/// Reads an answer to its end and offers it to the sample that is asked again at the end.
 async fn visit(setting: &Setting, question: Question, stream: bool) -> Result<Outcome> {
     let reading = Reading { stream, patience: setting.endpoint.patience, slowly: None };
     Ok(match ask(&setting.endpoint.target, &question, reading).await? {
@@ -83,11 +83,11 @@ async fn fixed(setting: &Setting, random: &mut Random, kind: Option<Kind>) -> Re
 async fn leaves_early(setting: &Setting, random: &mut Random) -> Result<Outcome> {
     let Question { path, mut body } = setting.anything(random);
     body["stream"] = (random.below(2) == 0).into();
-    // Half of them give up while the prompt is still on its way or waits, the others at any time before the answer.
+    // Half of them give up while the request is sent or queued, the others at any time before the answer.
     let patience = Duration::from_millis(if random.below(2) == 0 { random.below(200) } else { random.below(5000) });
     let asked = setting.endpoint.target.post(path, &body, setting.endpoint.patience);
     match timeout(patience, asked).await {
-        // Gone before the answer.
+        // The client left before the answer.
         Err(_) => Ok(Outcome::Good),
         Ok(answer) => {
             let answer = answer?;

@@ -24,31 +24,31 @@ const PROBE_EVERY: Duration = Duration::from_millis(250);
 pub struct Look {
     /// Seconds since the start.
     pub at_s: f64,
-    /// What was seen.
+    /// Memory, threads and descriptors of the process.
     pub sample: Sample,
-    /// What the process says itself, if it was there to say it.
+    /// The server's own ledger; none if it did not answer in time.
     pub ledger: Option<Ledger>,
-    /// Bytes it could still take before the tightest of its limits.
+    /// Bytes that the process can still take below its tightest limit.
     pub free: Option<u64>,
-    /// Whether nothing was going on around it, and the governor stood on the ground.
+    /// Whether no fault was active or just over, and the degradation level was 0.
     pub calm: bool,
 }
 
-/// Everything that was seen.
+/// All observations of the watch.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Watched {
-    /// The process over time; empty when it was not watched.
+    /// Samples of the process over time; empty when it was not watched.
     #[serde(skip)]
     pub looks: Vec<Look>,
     /// Whether the process went away.
     pub gone: bool,
     /// Health probes that were answered with 200.
     pub healthy: u64,
-    /// Health probes that were not.
+    /// Health probes that got another answer or none in time.
     pub unhealthy: u64,
-    /// Health probes that could not get through by the soak's own doing.
+    /// Health probes during which the soak itself kept clients from the server.
     pub hindered: u64,
-    /// The slowest hundredth of probes, in milliseconds.
+    /// The 99th percentile of the probe times in milliseconds.
     pub health_p99_ms: f64,
 }
 
@@ -60,7 +60,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Begins to watch. Health must answer `at_once`.
+    /// Starts the watch. Health must answer within `at_once`.
     pub fn start(
         target: &Target,
         pid: Option<u32>,
@@ -98,7 +98,7 @@ async fn look(
             return (looks, true);
         };
         let (at_s, free) = (fault_log.now_s(), limits.as_ref().map(Limits::free));
-        // A server that is too busy for its page is seen by the probes; here it only leaves a gap.
+        // The probes report a server that is too busy for its memory page. Here the ledger is missing from one sample.
         let page = timeout(LOOK_EVERY, Page::read(&target)).await;
         let ledger = page.ok().and_then(Result::ok).and_then(|page| page.ledger());
         let calm = !fault_log.troubled() && ledger.is_none_or(|ledger| ledger.level == 0);
@@ -118,7 +118,7 @@ async fn probe(
         let start = Instant::now();
         let answer = timeout(at_once, target.get("/health", at_once)).await;
         let good = answer.is_ok_and(|answer| answer.is_ok_and(|answer| answer.status() == 200));
-        // A probe that the soak itself held up says nothing about the server, fast or slow.
+        // A probe that the soak itself held up is no evidence about the server, fast or slow.
         let counted = match fault_log.hindered(start) {
             true => &mut probed.hindered,
             false => {
@@ -132,23 +132,24 @@ async fn probe(
     (probed, times)
 }
 
-/// Fewer looks say nothing about growth.
+/// With fewer samples than this, growth cannot be told.
 const LOOKS_MIN: usize = 20;
 
-/// A line through what was seen.
+/// A linear fit through the samples.
 #[derive(Clone, Copy, Debug)]
 pub struct Growth {
-    /// By how much it rises from its beginning to its end.
+    /// Rise of the line from its beginning to its end.
     pub rise: f64,
-    /// By how much it would rise or fall if nothing but chance were at work.
+    /// Rise or fall that chance alone explains.
     pub chance: f64,
 }
 
-/// Three standard errors, of looks of which sixteen in a row are one: requests take longer than a second.
+/// Three standard errors, with sixteen samples in a row counted as one: requests take longer than a second.
 const CHANCE: f64 = 12.0;
 
-/// The line through `of` over the second half of all looks; none through too few. Only what was seen while nothing happened counts:
-/// trouble takes memory and gives it back, which is no growth.
+/// Fits a line through `of` over the second half of all samples; none if there are too few. Only calm samples count: a fault takes
+/// memory
+/// and gives it back, which is no growth.
 pub fn growth(looks: &[Look], of: impl Fn(&Look) -> Option<f64>) -> Option<Growth> {
     let half = looks.get(looks.len() / 2)?.at_s;
     let calm = looks.iter().filter(|look| look.calm && look.at_s >= half);
@@ -167,8 +168,8 @@ pub fn growth(looks: &[Look], of: impl Fn(&Look) -> Option<f64>) -> Option<Growt
     Some(Growth { rise: slope * span, chance: CHANCE * (left / n / spread).sqrt() * span })
 }
 
-/// What the process has of its own beside keys, values and states: where pages come as they are needed, they may come up to their plan,
-/// which is judged apart, and nothing else may grow. A look without the server's account says nothing beside looks that have one.
+/// Returns a function for the process's owned bytes without the KV cache and the states. Pages that are allocated on demand may grow up
+/// to their plan, which another check covers; no other memory may grow. If any sample has a ledger, samples without one are left out.
 pub fn beside_pages(looks: &[Look]) -> impl Fn(&Look) -> Option<f64> {
     let told = looks.iter().any(|look| look.ledger.is_some());
     move |look| match look.ledger {
@@ -191,14 +192,14 @@ mod tests {
             calm: true,
         };
         let owned = |look: &Look| Some(look.sample.owned as f64);
-        // Warming up, then flat: no growth. Then the same with a leak of 10 a second.
+        // Growth during warm-up, then flat: no growth. Then a leak of 10 a second all the time.
         let flat: Vec<Look> = (0..100).map(|i| at(i, if i < 50 { u64::from(i) * 100 } else { 5000 })).collect();
         let rise = |looks: &[Look]| growth(looks, owned).unwrap().rise;
         assert!(rise(&flat).abs() < 1e-6);
         let leak: Vec<Look> = (0..100).map(|i| at(i, 1000 + u64::from(i) * 10)).collect();
         assert!((rise(&leak) - 490.0).abs() < 1e-6 && growth(&leak, owned).unwrap().chance < 1e-3);
         assert!(growth(&flat[..19], owned).is_none());
-        // Trouble at the end is no growth, and trouble all the time says nothing.
+        // A fault at the end is no growth. With faults all the time, growth cannot be told.
         let troubled = |from: usize| {
             let shaken = |(i, look): (usize, &Look)| match i >= from {
                 true => Look { sample: Sample { owned: 9_000_000, ..Sample::default() }, calm: false, ..*look },
@@ -209,7 +210,7 @@ mod tests {
         assert!(rise(&troubled(80)).abs() < 1e-6);
         assert!(growth(&troubled(0), owned).is_none());
         assert!(growth(&leak, |_| None).is_none());
-        // What goes up and down is no growth beyond chance; what goes up with it is.
+        // A value that goes up and down does not grow beyond chance; with a slope added, it does.
         let shaken =
             |each: u64| (0..600).map(|i| at(i, u64::from(i) * each + u64::from(i * 37 % 100))).collect::<Vec<_>>();
         let beyond_chance = |looks: &[Look]| growth(looks, owned).is_some_and(|grown| grown.rise > grown.chance);
