@@ -2,7 +2,7 @@
 //! floats. The compiler knows no stable intrinsics for it, so its instructions are written here; what is multiplied is the business
 //! of `linear/amx.rs` (by [`group`]) and, by [`square`], [`column`] and [`strip`], of `linear/bf16.rs` and `attention/bf16.rs`.
 //!
-//! What tiles hold lives from one block of assembly to the next: the compiler never uses these registers by itself.
+//! The contents of tiles live from one block of assembly to the next: the compiler never uses these registers by itself.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};

@@ -69,7 +69,7 @@ pub struct Queries<'a> {
     pub ld: usize,
     /// Query heads that share the key/value head.
     pub heads: usize,
-    /// What each row sees; as many as there are rows.
+    /// The positions that each row attends to, one span per row.
     pub spans: &'a [Span],
 }
 
@@ -120,7 +120,7 @@ fn tile(bf16: bool) -> usize {
 }
 
 impl<'a> KvPages<'a> {
-    /// Those of the sequence that begins at `at`.
+    /// Returns the pages of the sequence whose list begins at `at`.
     fn of(&self, at: u32) -> KvPages<'a> {
         KvPages { pages: &self.pages[at as usize..], ..*self }
     }
@@ -146,7 +146,7 @@ impl<'a> KvPages<'a> {
 }
 
 impl<'a> Queries<'a> {
-    /// So many rows from `first` on.
+    /// Returns `count` rows from `first` on.
     pub fn rows(&self, first: usize, count: usize) -> Queries<'a> {
         Queries { data: &self.data[first * self.ld..], spans: &self.spans[first..][..count], ..*self }
     }

@@ -1,7 +1,7 @@
 //! The short causal convolution of recurrent layers: depthwise, mostly with SiLU, and for queries and keys of Gated DeltaNet the
 //! normalisation of the head that follows.
 //!
-//! What a row needs of earlier ones is its channels' last `taps − 1` inputs; they are part of the sequence's state. So a row's result
+//! A row reads its channels' last `taps − 1` inputs of earlier rows; they are part of the sequence's state. So a row's result
 //! depends on its own and those inputs only, wherever a span begins.
 
 use crate::delta::StateSlots;
@@ -23,7 +23,7 @@ pub struct ConvRows {
     pub channels: usize,
 }
 
-/// What happens to a head's channels after the convolution and SiLU.
+/// The norm of a head's channels after the convolution and SiLU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HeadNorm {
     /// Nothing: values.
@@ -43,7 +43,7 @@ pub struct ConvSpec<'a> {
     pub bias: Option<&'a [f32]>,
     /// Whether SiLU follows.
     pub silu: bool,
-    /// What follows then.
+    /// The norm that follows.
     pub norm: HeadNorm,
     /// Floats from one input to the next in a slot's history: the channels of the whole layer.
     pub history_ld: usize,

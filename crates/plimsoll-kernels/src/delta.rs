@@ -59,7 +59,7 @@ impl StateSlots<'_> {
     }
 }
 
-/// What a row writes into the state.
+/// The rule by which a row changes the state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StateRule {
     /// The correction of what the state says of the row's key: Gated DeltaNet.
@@ -82,7 +82,7 @@ pub struct DeltaInput<'a> {
     pub v: &'a [f32],
     /// Distance of two rows, in floats.
     pub ld: usize,
-    /// What remains of the state: e^g, as [`delta_gates`] gives it.
+    /// The share of the state that is kept: e^g, from [`delta_gates`].
     pub decay: &'a [f32],
     /// How much of the correction is written.
     pub beta: &'a [f32],
@@ -92,7 +92,7 @@ pub struct DeltaInput<'a> {
     pub key_dim: usize,
     /// Columns of the state matrix.
     pub value_dim: usize,
-    /// What is written.
+    /// The rule of the state's change.
     pub rule: StateRule,
 }
 

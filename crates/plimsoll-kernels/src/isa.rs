@@ -43,7 +43,7 @@ impl std::error::Error for UnknownIsa {}
 /// A kernel written once, generic over the instruction set. `run` must be `#[inline(always)]`, and so must everything
 /// hot that it calls: only then does the body inherit the target features of the wrapper it is instantiated in.
 pub(crate) trait Kernel {
-    /// What the kernel returns.
+    /// The kernel's result.
     type Output;
     /// Runs the kernel with the operations of `S`.
     fn run<S: Simd>(self, s: S) -> Self::Output;

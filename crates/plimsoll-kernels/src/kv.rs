@@ -274,7 +274,7 @@ fn upper_half<S: Simd>(s: S, x: &[f32; LANES]) -> S::F {
     let (bits, upper) = (s.bits(x), s.splat_i(!0xffff));
     let odd = s.and_i(s.sra_i::<16>(bits), s.splat_i(1));
     let bf16 = s.as_floats(s.and_i(s.add_i(bits, s.add_i(odd, s.splat_i(0x7fff))), upper));
-    // What is no number must not be carried on to another, nor cut down to an infinity.
+    // Rounding must not carry a NaN over to another value, nor cut it down to an infinity.
     let beyond = s.sub_i(s.splat_i(0x7f80_0000), s.bits(s.abs(x)));
     let quiet = s.and_i(s.sra_i::<31>(beyond), s.splat_i(0x40_0000));
     let kept = s.as_floats(s.or_i(s.and_i(bits, upper), quiet));

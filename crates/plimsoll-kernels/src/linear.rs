@@ -50,7 +50,7 @@ pub enum Input<'a> {
     Bf16(&'a Bf16Acts<'a>),
 }
 
-/// What becomes of a result.
+/// How a result is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// y = result.

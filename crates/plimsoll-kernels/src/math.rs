@@ -145,7 +145,7 @@ pub(crate) fn sigmoid<S: Simd>(s: S, x: S::F) -> S::F {
 pub(crate) fn softplus<S: Simd>(s: S, x: S::F) -> S::F {
     let one = s.splat(1.0);
     let e = exp(s, x);
-    // What 1 + e loses of a small e comes back, divided by its sum: the derivative of the logarithm.
+    // The part of a small e that 1 + e loses is added again, divided by the sum: the derivative of the logarithm.
     let sum = s.add(one, e);
     let lost = s.sub(e, s.sub(sum, one));
     let log = s.add(ln(s, sum), s.div(lost, sum));

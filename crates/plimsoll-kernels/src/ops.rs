@@ -49,7 +49,7 @@ impl Activation {
         }
     }
 
-    /// What the activated gate is multiplied with.
+    /// Returns the factor of the activated gate.
     #[inline(always)]
     pub(crate) fn factor<S: Simd>(self, s: S, up: S::F) -> S::F {
         match self {
@@ -74,7 +74,7 @@ impl Activation {
 /// Bound of [`Activation::ClampedSwish`].
 const CLAMP: f32 = 7.0;
 
-/// What happens to an element of `out`, given the element of `x` at its index.
+/// An operation on each element of `out`, with the element of `x` at the same index.
 #[derive(Clone, Copy)]
 enum Op {
     Add,

@@ -21,7 +21,7 @@ use std::fmt;
 use crate::sizes::WORD_MAX;
 pub use crate::sizes::{BLOCK, PANEL, SUPER};
 
-/// What a packed weight is made of.
+/// The format of packed weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PackKind {
     /// IEEE single precision.
@@ -194,7 +194,7 @@ impl Packing {
         Ok(Packing { kind, out, k, panel_bytes })
     }
 
-    /// What the weights are made of.
+    /// Returns the format of the weights.
     pub fn kind(&self) -> PackKind {
         self.kind
     }

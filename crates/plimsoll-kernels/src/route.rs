@@ -60,9 +60,9 @@ pub struct Scoring<'a> {
     pub top_groups: usize,
     /// Whether the weights are divided by their sum.
     pub renormalise: bool,
-    /// What weights are multiplied with at last.
+    /// The last factor of the weights.
     pub scale: f32,
-    /// What each expert's weight is multiplied with besides; empty: nothing.
+    /// A further factor for each expert's weight. Empty: none.
     pub expert_scales: &'a [f32],
 }
 

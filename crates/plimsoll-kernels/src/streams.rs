@@ -1,4 +1,4 @@
-//! What an n-gram embedding adds to one residual stream: its value, weighed by how its key meets the stream.
+//! Adds an n-gram embedding to one residual stream: its value, weighted by the product of its key and the stream.
 
 use crate::isa::{Isa, Kernel};
 use crate::math;

@@ -13,7 +13,7 @@ const KV_HEADS: usize = 8;
 const DIM: usize = 128;
 const POSITIONS: usize = 4096;
 
-/// So many rows of so many query heads to a head of keys and values.
+/// A case: the number of rows, and of query heads for each head of keys and values.
 struct Case {
     name: &'static str,
     dtype: KvDtype,

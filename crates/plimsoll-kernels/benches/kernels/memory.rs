@@ -1,5 +1,5 @@
-//! What streams from memory, in pieces well below a scheduler's time slice. Every piece is another part of more than any
-//! cache holds.
+//! Operations that stream from memory, in pieces well below a scheduler's time slice. The pieces are different parts of a region larger
+//! than any cache.
 
 use std::sync::LazyLock;
 

@@ -1,4 +1,4 @@
-//! What is done to single rows of 4096.
+//! Operations on single rows of 4096.
 
 use divan::Bencher;
 use divan::counter::ItemsCount;

@@ -36,7 +36,7 @@ impl Tile {
     const ZERO: Tile = Tile([[[0; 4]; QUADS]; ROWS]);
 }
 
-/// What a thread's unit holds.
+/// The registers of a thread's unit.
 struct AmxState {
     shapes: Shapes,
     tiles: [Tile; TILES],
@@ -220,12 +220,12 @@ fn flushed(x: f32) -> f32 {
 struct Place {
     base: usize,
     stride: usize,
-    /// What its description takes: all behind the opcode.
+    /// Bytes of the instruction behind its opcode.
     bytes: usize,
 }
 
 impl Place {
-    /// What the bytes behind an opcode name. Tiles have a base and an index always.
+    /// Decodes the operands behind an opcode. Operands of tiles always have a base and an index.
     ///
     /// # Safety
     /// These bytes can be read.

@@ -16,7 +16,7 @@ pub(super) const F16: u8 = 1;
 pub(super) const BF16: u8 = 2;
 pub(super) const Q8: u8 = 3;
 
-/// What the kernels of a tile share.
+/// The inputs that all kernels of a tile read.
 #[derive(Clone, Copy)]
 pub(super) struct TileView<'a> {
     pub(super) kv: &'a KvPages<'a>,
@@ -27,7 +27,7 @@ pub(super) struct TileView<'a> {
     pub(super) ahead: bool,
 }
 
-/// So many pages before its turn a page of keys is asked for, or as many as are taken at a time.
+/// A page of keys is prefetched this many pages before it is read, or as many pages as are read at a time.
 const PAGES_AHEAD: usize = 2;
 
 /// Number of positions that are summed for one vector of dimensions before the next vector. A vector of halves is half

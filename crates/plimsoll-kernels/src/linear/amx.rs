@@ -41,7 +41,7 @@ const TILES: usize = MOST_ROWS / TILE_ROWS;
 /// Floats of a tile of sums.
 const TILE: usize = TILE_ROWS * PANEL;
 
-/// What codes are multiplied as; `None` where nothing fits.
+/// Returns the form in which codes are multiplied. `None` if no form holds them.
 fn kind(quant: QuantPacking, form: ActForm) -> Option<u8> {
     let (highest, zero) = (i32::from(quant.highest()), i32::from(quant.zero));
     let (bytes, signed) = (form == ActForm::Bytes, zero <= 128 && highest - zero <= 127);

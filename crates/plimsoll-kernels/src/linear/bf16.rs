@@ -2,8 +2,8 @@
 //! share an unpacking, and two panels times two tiles of sixteen rows advance together, so that each tile that is loaded is
 //! multiplied twice; few rows are `few`'s.
 //!
-//! What a weight is: `unpack` says it. In which order products are summed: `amx::square`. Neither depends on the rows beside it or on
-//! how the work is cut.
+//! `unpack` defines the value of a weight, and `amx::square` the order of a sum. Neither depends on neighbouring rows or on how the work
+//! is divided.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;

@@ -32,7 +32,7 @@ pub(super) const fn width(code: u8) -> CodeWidth {
     }
 }
 
-/// What is compiled once for every way to quantize: codes of form `CODE`, their bits and perhaps a codebook, in groups of 16 (`HALVES`)
+/// Code that is compiled once for each quantization: codes of form `CODE`, their bits and perhaps a codebook, in groups of 16 (`HALVES`)
 /// or 32, with offsets (`OFFSET`) or a zero point.
 pub(super) trait ByFormat: Sized {
     fn run<const CODE: u8, const HALVES: bool, const OFFSET: bool>(self);

@@ -103,7 +103,7 @@ impl<const KIND: u8, const R: usize, const P: usize> Tile<KIND, R, P> {
     }
 }
 
-/// What all tiles of one call share.
+/// The arguments that all tiles of a call share.
 struct Job<'a> {
     isa: Isa,
     weights: &'a Weights<'a>,

@@ -80,8 +80,8 @@ impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
 impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize>
     Sweep<'_, CODE, HALVES, OFFSET, PLANES, R, P>
 {
-    /// What its tiles from `row` on ask for: the panels behind its own. A row of bytes alone is so few instructions that the processor
-    /// itself looks far enough ahead, in a panel that is not short.
+    /// Returns the prefetches of the tiles from `row` on: panels behind their own. A single row of bytes takes so few instructions that
+    /// the processor itself looks far enough ahead, unless the panel is short.
     #[inline(always)]
     fn ahead(&self, row: usize) -> Ahead {
         let Job { rows, panel_bytes, .. } = self.job;
@@ -223,7 +223,7 @@ impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
         }
     }
 
-    /// What is known of the `r`-th row's block behind `acts`.
+    /// Returns the scale and sums of the `r`-th row's block behind `acts`.
     ///
     /// # Safety
     /// It is there.

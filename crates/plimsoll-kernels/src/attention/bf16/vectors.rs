@@ -1,4 +1,4 @@
-//! What the vector units do between the matrix unit's products: queries rounded, scores made probabilities, sums looked at.
+//! Vector operations between the matrix unit's products: they round queries, turn scores into probabilities, and check sums.
 
 use std::f32::consts::LOG2_E;
 

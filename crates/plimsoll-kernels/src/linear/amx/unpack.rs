@@ -11,7 +11,7 @@ use crate::simd::{Simd, Words};
 pub(super) struct Unpack<'a, const CODE: u8, const HALVES: bool, const OFFSET: bool, const P: usize> {
     pub(super) job: &'a Job<'a>,
     pub(super) part: Part,
-    /// What codes are as bfloat16, if they are to be.
+    /// The bfloat16 value of each code, if codes are unpacked to bfloat16.
     pub(super) table: Option<&'a Words>,
     pub(super) scratch: *mut Scratch,
 }

@@ -1,8 +1,8 @@
 //! A panel's weights as the matrix unit takes them: bfloat16, of every four elements the first and third, then the second and
 //! fourth, side by side for each of sixteen outputs.
 //!
-//! What a weight is: its level times its scale plus its offset, rounded once to single precision, and once more, like an activation,
-//! to bfloat16. Without offsets that of the zero point takes its place.
+//! A weight is its level times its scale plus its offset, rounded once to single precision, and then to bfloat16, like an activation.
+//! Without offsets, the zero point's product takes the offset's place.
 
 use crate::bf16::round_up;
 use crate::linear::Weights;
@@ -22,7 +22,7 @@ pub(super) trait Unpack: Copy {
     unsafe fn group<S: Simd>(self, s: S, group: usize, to: *mut u8);
 }
 
-/// What is done with a panel, whatever its weights are.
+/// An operation on a panel, generic over the format of its weights.
 pub(super) trait Panel {
     fn with(self, unpack: impl Unpack);
 }
@@ -47,7 +47,7 @@ struct Any {
     data: *const u8,
 }
 
-/// What is done with them.
+/// The operation on these codes, with the panel.
 struct Done<'a, P>(&'a Any, P);
 
 impl<P: Panel> ByFormat for Done<'_, P> {

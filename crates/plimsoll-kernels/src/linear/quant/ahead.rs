@@ -1,4 +1,4 @@
-//! What a tile asks the memory for before it needs it.
+//! The memory that a tile prefetches.
 
 use std::ops::Range;
 
@@ -7,10 +7,10 @@ pub(super) const ROWS: usize = 8;
 /// Panels that lie further away are not asked for as a whole: they, those in use and the rows share the second-level cache. In bytes.
 const FAR: usize = 256 << 10;
 
-/// What a tile asks for on its way, so that it is near when its time comes.
+/// The prefetches of a tile, so that weights are in the cache when they are multiplied.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ahead {
-    /// So many blocks further along the panel, or, past its end, at the beginning of the one that takes its place.
+    /// Distance in blocks along the panel. Past its end it goes on at the beginning of the next panel that is multiplied.
     pub(super) blocks: usize,
     /// How far behind the panel that one lies.
     pub(super) next: usize,
