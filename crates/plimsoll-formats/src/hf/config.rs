@@ -8,6 +8,7 @@ use super::encoder;
 use super::hybrid;
 use super::idefics3;
 use super::intern;
+use super::intern_chat::Translated;
 use super::json::{Lookup, read_object};
 use super::pixtral;
 use super::qwen4;
@@ -30,11 +31,17 @@ use std::path::Path;
 /// Reads and checks the configuration; the generation configuration may be missing.
 pub(super) fn read(config: &Path, generation: &Path) -> Result<ModelConfig, FormatError> {
     let generation = if generation.is_file() { read_object(generation)? } else { Default::default() };
-    resolve(&read_object(config)?, &generation)
+    resolve(&read_object(config)?, &generation, config.parent())
 }
 
-/// The same of objects that have been read.
-pub(super) fn resolve(top: &Map<String, Value>, generation: &Map<String, Value>) -> Result<ModelConfig, FormatError> {
+/// The same of objects that have been read. `dir` may have more files.
+pub(super) fn resolve(
+    top: &Map<String, Value>,
+    generation: &Map<String, Value>,
+    dir: Option<&Path>,
+) -> Result<ModelConfig, FormatError> {
+    let translated = Translated::new(top, dir)?;
+    let top = translated.as_ref().map_or(top, |translated| &translated.top);
     let outer = Lookup { inner: top, outer: None };
     // Of a model that also talks, the part that reads, sees, hears and writes.
     let outer = match outer.object("thinker_config")? {
@@ -63,6 +70,9 @@ pub(super) fn resolve(top: &Map<String, Value>, generation: &Map<String, Value>)
     let built = build(&lookup, &generation, family).and_then(|mut config| {
         vision::add(&mut config, &outer, &lookup, &name)?;
         audio::add(&mut config, &outer, &name)?;
+        if let Some(translated) = &translated {
+            translated.add(&mut config);
+        }
         config.check().map(|()| config)
     });
     match (built, unknown) {

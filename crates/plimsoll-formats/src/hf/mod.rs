@@ -1,7 +1,7 @@
 //! Hugging Face directories: `config.json`, `generation_config.json`, safetensors in one or several files.
 //!
 //! `safetensors` reads heads, `shards` finds the files, `names` maps names, `quantized` joins the tensors of a quantized
-//! module, `config`, `dense`, `encoder`, `hybrid`, `rope`, `vision`, `idefics3`, `intern`, `llama4`, `pixtral`, `qwen4`, `siglip`, `siglip2`, `gemma4` and `whisper` resolve the configuration, `values` reads what they share, `json` holds bounded JSON access.
+//! module, `config`, `dense`, `encoder`, `hybrid`, `rope`, `vision`, `idefics3`, `intern`, `intern_chat`, `llama4`, `pixtral`, `qwen4`, `siglip`, `siglip2`, `gemma4` and `whisper` resolve the configuration, `values` reads what they share, `json` holds bounded JSON access.
 
 mod audio;
 mod config;
@@ -11,6 +11,7 @@ mod gemma4;
 mod hybrid;
 mod idefics3;
 mod intern;
+mod intern_chat;
 pub(crate) mod json;
 mod llama4;
 mod names;
@@ -33,6 +34,7 @@ use crate::draft_head;
 use crate::error::FormatError;
 use crate::family::{self, Names};
 use crate::mapping::Mapping;
+use crate::vision::VisionKind;
 use safetensors::Found;
 use std::path::Path;
 
@@ -53,7 +55,7 @@ pub(crate) fn open_config(path: &Path) -> Result<Opened, FormatError> {
 /// The configuration of a text, for planning.
 pub(crate) fn parse_config(text: &str) -> Result<ModelConfig, FormatError> {
     let top = json::parse_object(text.as_bytes()).map_err(|error| FormatError::Config(error.to_string()))?;
-    config::resolve(&top, &Default::default())
+    config::resolve(&top, &Default::default(), None)
 }
 
 /// The names that the model's family has for parts of a layer.
@@ -118,6 +120,13 @@ pub(crate) fn open_dir(dir: &Path) -> Result<Opened, FormatError> {
             }
         }
         rename_overrides(&mut opened.config, names);
+    }
+    if opened.config.vision.as_ref().is_some_and(|vision| matches!(vision.encoder, VisionKind::Intern(_))) {
+        for entry in &mut entries {
+            if let Some(name) = intern_chat::renamed(&entry.name) {
+                entry.name = name;
+            }
+        }
     }
     draft_head::rename(&mut entries, opened.config.layers as u64, opened.config.draft_layers);
     opened.directory = Directory::new(entries)?;
