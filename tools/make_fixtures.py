@@ -7,7 +7,7 @@
 
 The same versions give the same files: seeds are fixed and nothing depends on time or order. What each file holds is told
 where it is made: fixturelib/reference.py (reference.json), tokenizer.py, models.py, mlx_affine.py, gguf_export.py,
-packed_forms.py, nvfp4.py, hybrid.py, hybrid_forms.py, qwen4.py, nextn.py, families.py, muse_glimmer.py, llama4.py, gemma4.py, latent.py, known.py, encoders.py, encoder_files.py, nomic_moe.py, reranker.py, vision.py, tiled.py,
+packed_forms.py, nvfp4.py, hybrid.py, hybrid_forms.py, qwen4.py, nextn.py, families.py, muse_glimmer.py, llama4.py, gemma4.py, latent.py, known.py, encoders.py, encoder_files.py, nomic_moe.py, reranker.py, vision.py, tiled.py, intern_chat.py,
 siglip.py, idefics3.py, llama4_images.py, pixtral.py, lfm2_vl.py, budget.py, conformer.py, unified.py, omni.py, omni2_5.py, asr.py, whisper.py, mmproj.py, mmproj_images.py, mmproj_audio.py.
 """
 
@@ -20,7 +20,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fixturelib import (  # noqa: E402
-    asr, budget, checkpoint, conformer, encoder_files, encoders, families, gguf_export, hybrid, hybrid_forms, idefics3, known, latent, lfm2_vl, llama4_images, mlx_affine, mmproj,
+    asr, budget, checkpoint, conformer, encoder_files, encoders, families, gguf_export, hybrid, hybrid_forms, idefics3, intern_chat, known, latent, lfm2_vl, llama4_images, mlx_affine, mmproj,
     mmproj_audio, mmproj_images, models, nextn, nomic_moe, nvfp4, omni, omni2_5, packed_forms, pixtral, qwen4, reference, reranker, siglip, tiled, unified, vision, whisper,
 )
 from fixturelib import tokenizer as tok  # noqa: E402
@@ -159,6 +159,8 @@ def jobs(tokenizer):
         yield name, lambda name=name: whisper.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in tiled.MODELS:
         yield name, lambda name=name: tiled.make(name, ROOT / "models" / name, tokenizer, SEED)
+    for name in intern_chat.MODELS:
+        yield name, lambda name=name: intern_chat.make(name, ROOT / "models")
     for name in conformer.MODELS:
         yield name, lambda name=name: conformer.make(name, ROOT / "models" / name, tokenizer, SEED)
     for name in unified.MODELS:

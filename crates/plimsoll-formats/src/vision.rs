@@ -72,6 +72,8 @@ pub struct Intern {
     pub attention_bias: bool,
     /// Whether a norm, never a root-mean-square one, follows the last layer.
     pub last_norm: bool,
+    /// Fewest and most tiles of an image, where `config.json` has them: in the original form.
+    pub tiles: Option<[u32; 2]>,
 }
 
 /// The differences among the encoders of Mistral 3.

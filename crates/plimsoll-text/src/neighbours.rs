@@ -73,7 +73,9 @@ impl Neighbours {
     /// The ids under `key` in the model's configuration files, from a number or a list.
     fn numbered(&self, key: &str, table: &TokenTable) -> Vec<u32> {
         let mut out = Vec::new();
-        let files = [&self.generation_config, &self.config, &self.config["text_config"]];
+        // `llm_config` is the original InternVL's word for `text_config`.
+        let [text, llm] = ["text_config", "llm_config"].map(|part| &self.config[part]);
+        let files = [&self.generation_config, &self.config, text, llm];
         for value in files.map(|file| &file[key]) {
             let one = std::slice::from_ref(value);
             let ids = value.as_array().map_or(one, Vec::as_slice);

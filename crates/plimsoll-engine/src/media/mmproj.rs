@@ -1,6 +1,8 @@
-//! The preparation of media for encoders from an `mmproj` file, written as a processor's files in the transformers layout.
+//! The preparation of media for encoders from an `mmproj` file, written as a processor's files in the transformers layout. The same for
+//! InternVL in its original form.
 
 use plimsoll_formats::{Audio, AudioKind, Processor, Vision, VisionKind};
+use plimsoll_media::MediaError;
 use serde_json::{Map, Value, json};
 
 /// The fewest and most pixels where the file names none: the values of the published models' processors.
@@ -40,6 +42,32 @@ pub(super) fn files(config: Option<&Vision>, audio: Option<&Audio>, processor: &
     }
     let text = |fields| Value::Object(fields).to_string();
     (text(own), video.map(text))
+}
+
+/// Means and deviations of ImageNet: the values in the published code of InternVL.
+const IMAGENET: [[f32; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
+
+/// [`files`] for InternVL in its original form. `config.json` has the numbers of tiles. Only means and deviations are read from
+/// `preprocessor_config.json`: its sizes belong to a processor without tiles.
+pub(super) fn files_of_original(
+    config: &Vision,
+    tiles: [u32; 2],
+    preprocessor: Option<&str>,
+) -> Result<(String, Option<String>), MediaError> {
+    let bad = |why: serde_json::Error| MediaError::BadConfig { key: "preprocessor_config.json", why: why.to_string() };
+    let parsed: Value = preprocessor.map(serde_json::from_str).transpose().map_err(bad)?.unwrap_or_default();
+    let numbers = |name: &str, default: [f32; 3]| match &parsed[name] {
+        Value::Null => Ok(default),
+        given => serde_json::from_value(given.clone()).map_err(bad),
+    };
+    let [mean, std] = IMAGENET;
+    let processor = Processor {
+        mean: Some(numbers("image_mean", mean)?),
+        std: Some(numbers("image_std", std)?),
+        tiles: tiles.map(|tiles| Some(u64::from(tiles))),
+        ..Processor::default()
+    };
+    Ok(files(Some(config), None, &processor))
 }
 
 /// Returns the fields of an image processor's file.

@@ -1,4 +1,4 @@
-//! The plan of images in pieces that are encoded one by one.
+//! The plan of images in pieces that are encoded one by one, and of InternVL in its original form.
 
 use super::*;
 
@@ -127,5 +127,55 @@ fn squares_are_planned_one_by_one_and_pixels_buy_more_of_them() {
     for (context, tokens) in [(40, 40), (39, 20), (19, 4), (3, 4)] {
         let short = Options { max_req_total_len: Some(context), ..all.clone() };
         assert_eq!(planned_of(model, &short).unwrap().1.media.unwrap().image_tokens(), tokens, "{context} tokens");
+    }
+}
+
+/// The plan of the original InternVL with members of its configuration replaced.
+fn original(name: &str, changes: &[(&str, &str)], files: &[&str]) -> MediaPlan {
+    let dir = tempfile::tempdir().unwrap();
+    for file in files {
+        std::fs::copy(fixture_of("vl-intern-chat").join(file), dir.path().join(file)).unwrap();
+    }
+    let path = dir.path().join("config.json");
+    let config = std::fs::read_to_string(fixture_of("vl-intern-chat").join("config.json")).unwrap();
+    std::fs::write(&path, changes.iter().fold(config, |config, (from, to)| config.replace(from, to))).unwrap();
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    let plan = Blueprint::new(&checkpoint, &options()).and_then(|blueprint| blueprint.media_plan(&options()));
+    plan.unwrap_or_else(|error| panic!("{name}: {error}")).unwrap()
+}
+
+#[test]
+fn the_original_form_of_internvl_is_planned_as_that_for_transformers() {
+    let of = |model: &str| planned_of(model, &options()).unwrap().1.media.unwrap();
+    for (model, other) in [("vl-intern", "vl-intern-chat"), ("vl-intern-rms", "vl-intern-chat-rms")] {
+        let (expected, found) = (of(model), of(other));
+        let (images, others) = (expected.image.as_ref().unwrap(), found.image.as_ref().unwrap());
+        assert_eq!(images, others, "{other}");
+        assert_eq!(expected.video, found.video, "{other}");
+        assert_eq!((expected.workspace, expected.image_tokens()), (found.workspace, found.image_tokens()), "{other}");
+    }
+}
+
+#[test]
+fn tiles_of_the_original_form_come_from_its_configuration() {
+    const FILES: [&str; 3] = ["model.safetensors", "tokenizer.json", "preprocessor_config.json"];
+    let tokens = |changes: &[(&str, &str)]| original("tiles", changes, &FILES).image_tokens();
+    let most = r#""max_dynamic_patch": 4"#;
+    assert_eq!(tokens(&[]), 5 * 4, "four tiles and a thumbnail");
+    assert_eq!(tokens(&[(most, r#""max_dynamic_patch": 2"#)]), 3 * 4);
+    assert_eq!(tokens(&[(r#""dynamic_image_size": true"#, r#""dynamic_image_size": false"#)]), 4);
+    assert_eq!(
+        tokens(&[(most, r#""max_dynamic_patch": 1"#), (r#""use_thumbnail": true"#, r#""use_thumbnail": false"#)]),
+        4
+    );
+    // Without the file of a processor, values are normalized as the published code does.
+    for files in [&FILES[..2], &[]] {
+        let image = original("means", &[], files).image.unwrap();
+        let published = [[0.485f32, 0.456, 0.406], [0.229, 0.224, 0.225]];
+        let found = [image.normalize.mean, image.normalize.std];
+        let pairs = found.as_flattened().iter().zip(published.as_flattened());
+        // Bytes are normalized, not shares of 255.
+        let near = |(found, expected): (&f32, &f32)| (found / 255.0 - expected).abs() < 1e-6;
+        assert!(pairs.into_iter().all(near), "{image:?}");
     }
 }

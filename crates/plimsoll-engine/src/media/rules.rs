@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use plimsoll_device::{KvShape, WeightTable};
 use plimsoll_formats::{
-    Audio as AudioConfig, AudioKind, Checkpoint, Gemma4, MmprojState, Processor, Vision as VisionConfig, VisionKind,
+    Audio as AudioConfig, AudioKind, Checkpoint, Gemma4, Intern, MmprojState, Processor, Vision as VisionConfig,
+    VisionKind,
 };
 use plimsoll_media::MediaError;
 use plimsoll_media::audio::Mel;
@@ -79,9 +80,18 @@ impl MediaRules {
         if config.is_none() && audio.is_none() {
             return Ok(None);
         }
-        let [own, video, outer] = match checkpoint.mmproj() {
-            MmprojState::Loaded { processor, .. } => {
+        let tiles = config.and_then(|config| match config.encoder {
+            VisionKind::Intern(Intern { tiles, .. }) => Some((config, tiles?)),
+            _ => None,
+        });
+        let [own, video, outer] = match (checkpoint.mmproj(), tiles) {
+            (MmprojState::Loaded { processor, .. }, _) => {
                 let (own, video) = mmproj::files(config, audio, processor);
+                [Some(own), video, None]
+            }
+            (_, Some((config, tiles))) => {
+                let preprocessor = file(checkpoint, "preprocessor_config.json")?;
+                let (own, video) = mmproj::files_of_original(config, tiles, preprocessor.as_deref())?;
                 [Some(own), video, None]
             }
             _ => [
@@ -107,7 +117,8 @@ impl MediaRules {
         if config.is_some_and(|config| config.channels != 3) {
             return Err(MediaError::BadConfig { key: "in_channels", why: "images here have three".into() }.into());
         }
-        let from_config = !checkpoint.has_data() || matches!(checkpoint.mmproj(), MmprojState::Loaded { .. });
+        let loaded = matches!(checkpoint.mmproj(), MmprojState::Loaded { .. });
+        let from_config = !checkpoint.has_data() || loaded || tiles.is_some();
         let outer = outer.or_else(|| config.and_then(sequence_length).filter(|_| from_config));
         let tokenizer = || file(checkpoint, "tokenizer_config.json");
         let gemma = audio.is_some_and(|audio| matches!(audio.encoder, AudioKind::Conformer(_) | AudioKind::Samples));

@@ -61,6 +61,12 @@ fn internvl_sees_what_transformers_sees() {
 }
 
 #[test]
+fn internvl_in_its_original_form_sees_what_transformers_sees() {
+    right("vl-intern-chat");
+    right("vl-intern-chat-rms");
+}
+
+#[test]
 fn gemma3_sees_what_transformers_sees() {
     right("vl-gemma3");
 }
@@ -118,6 +124,7 @@ fn i9_images_in_company() {
 #[test]
 fn i9_whatever_runs_beside_tiles() {
     beside("vl-intern");
+    beside("vl-intern-chat");
 }
 
 #[test]

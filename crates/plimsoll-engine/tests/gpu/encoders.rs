@@ -92,7 +92,7 @@ fn manual_vision_models_see_what_transformers_sees() {
 #[ignore = "external"]
 fn encoders_of_one_size_do_too() {
     let _alone = alone();
-    ["vl-gemma3", "vl-intern", "vl-intern-rms"].into_iter().for_each(|model| sees(model).right());
+    ["vl-gemma3", "vl-intern", "vl-intern-rms", "vl-intern-chat"].into_iter().for_each(|model| sees(model).right());
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::encoder;
 use super::hybrid;
 use super::idefics3;
 use super::intern;
+use super::intern_chat::Translated;
 use super::json::{Lookup, read_object};
 use super::pixtral;
 use super::qwen4;
@@ -30,11 +31,17 @@ use std::path::Path;
 /// Reads and checks the configuration. The generation configuration may be missing.
 pub(super) fn read(config: &Path, generation: &Path) -> Result<ModelConfig, FormatError> {
     let generation = if generation.is_file() { read_object(generation)? } else { Default::default() };
-    resolve(&read_object(config)?, &generation)
+    resolve(&read_object(config)?, &generation, config.parent())
 }
 
-/// Builds and checks the configuration from parsed objects.
-pub(super) fn resolve(top: &Map<String, Value>, generation: &Map<String, Value>) -> Result<ModelConfig, FormatError> {
+/// Builds and checks the configuration from parsed objects. `dir` is the checkpoint's directory, if there is one.
+pub(super) fn resolve(
+    top: &Map<String, Value>,
+    generation: &Map<String, Value>,
+    dir: Option<&Path>,
+) -> Result<ModelConfig, FormatError> {
+    let translated = Translated::new(top, dir)?;
+    let top = translated.as_ref().map_or(top, |translated| &translated.top);
     let outer = Lookup { inner: top, outer: None };
     // A model that also generates speech has its language model and encoders in `thinker_config`.
     let outer = match outer.object("thinker_config")? {
@@ -63,6 +70,9 @@ pub(super) fn resolve(top: &Map<String, Value>, generation: &Map<String, Value>)
     let built = build(&lookup, &generation, family).and_then(|mut config| {
         vision::add(&mut config, &outer, &lookup, &name)?;
         audio::add(&mut config, &outer, &name)?;
+        if let Some(translated) = &translated {
+            translated.add(&mut config);
+        }
         config.check().map(|()| config)
     });
     match (built, unknown) {

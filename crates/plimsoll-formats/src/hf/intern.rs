@@ -1,4 +1,4 @@
-//! The encoder of an InternVL checkpoint in the form of transformers, with its defaults.
+//! The encoder of an InternVL checkpoint in the form of transformers, with its defaults. `intern_chat` translates the original form.
 
 use super::json::Lookup;
 use super::values::{activation, check_layer_norm_eps, check_projector, side, token};
@@ -35,6 +35,7 @@ pub(super) fn read(vision: &Lookup, top: &Lookup) -> Result<Vision, FormatError>
         qk_norm: flag("use_qk_norm", false)?,
         attention_bias: flag("attention_bias", false)?,
         last_norm: !flag("use_mean_pooling", true)?,
+        tiles: None,
     });
     Ok(Vision {
         depth: or("num_hidden_layers", 24)?,

@@ -12,6 +12,7 @@ mod gemma4;
 mod hybrid;
 mod idefics3;
 mod intern;
+mod intern_chat;
 pub(crate) mod json;
 mod llama4;
 mod names;
@@ -34,6 +35,7 @@ use crate::draft_head;
 use crate::error::FormatError;
 use crate::family::{self, Names};
 use crate::mapping::Mapping;
+use crate::vision::VisionKind;
 use safetensors::Found;
 use std::path::Path;
 
@@ -54,7 +56,7 @@ pub(crate) fn open_config(path: &Path) -> Result<Opened, FormatError> {
 /// Parses the text of a `config.json`, for planning.
 pub(crate) fn parse_config(text: &str) -> Result<ModelConfig, FormatError> {
     let top = json::parse_object(text.as_bytes()).map_err(|error| FormatError::Config(error.to_string()))?;
-    config::resolve(&top, &Default::default())
+    config::resolve(&top, &Default::default(), None)
 }
 
 /// The family's names for parts of a layer.
@@ -119,6 +121,13 @@ pub(crate) fn open_dir(dir: &Path) -> Result<Opened, FormatError> {
             }
         }
         rename_overrides(&mut opened.config, names);
+    }
+    if opened.config.vision.as_ref().is_some_and(|vision| matches!(vision.encoder, VisionKind::Intern(_))) {
+        for entry in &mut entries {
+            if let Some(name) = intern_chat::renamed(&entry.name) {
+                entry.name = name;
+            }
+        }
     }
     draft_head::rename(&mut entries, opened.config.layers as u64, opened.config.draft_layers);
     opened.directory = Directory::new(entries)?;

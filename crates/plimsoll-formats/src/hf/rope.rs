@@ -103,6 +103,8 @@ fn scaling(parameters: &Lookup, config: &Lookup, max_context: usize) -> Result<R
         }),
         "yarn" => yarn(parameters, original()?, max_context).map(RopeScaling::Yarn),
         "dynamic" if ntk_alpha(Some(*parameters))?.is_some() => Ok(RopeScaling::None),
+        // Without an alpha it changes texts longer than `max_position_embeddings` alone, and these are refused.
+        "dynamic" if parameters.f32("factor")?.is_some() && original()? >= max_context => Ok(RopeScaling::None),
         "longrope" | "su" => long(parameters, original()?, max_context).map(RopeScaling::Long),
         other => Err(FormatError::Unsupported(format!("rope type {}", quote(other)))),
     }

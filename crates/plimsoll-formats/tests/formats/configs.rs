@@ -65,9 +65,19 @@ fn rope_reads_the_same_in_old_and_new_form() {
     assert_eq!(both.as_ref(), Ok(&old), "an empty one says nothing");
     let ancient = with(r#""rope_scaling": {"type": "linear", "factor": 2}"#).expect("the oldest form opens");
     assert_eq!(ancient.rope_scaling, RopeScaling::Linear { factor: 2.0 });
-    let refusal = with(r#""rope_scaling": {"type": "dynamic", "factor": 2}"#).expect_err("dynamic is refused");
-    assert_eq!(refusal, "unsupported: rope type \"dynamic\"");
+    let refusal = with(r#""rope_scaling": {"type": "other", "factor": 2}"#).expect_err("another type is refused");
+    assert_eq!(refusal, "unsupported: rope type \"other\"");
     assert_eq!(with(r#""partial_rotary_factor": 0.5"#), Err("unsupported: partial_rotary_factor".to_owned()));
+}
+
+#[test]
+fn dynamic_rope_changes_nothing_within_the_context() {
+    let dynamic = |more: &str| with(&format!(r#""rope_scaling": {{"type": "dynamic"{more}}}"#));
+    let config = dynamic(r#", "factor": 2.0"#).expect("it opens");
+    assert_eq!((config.rope_scaling, config.rope_theta, config.max_context), (RopeScaling::None, 10_000.0, 2048));
+    let refusal = Err("unsupported: rope type \"dynamic\"".to_owned());
+    assert_eq!(dynamic(""), refusal, "what it is stretched by is missing");
+    assert_eq!(dynamic(r#", "factor": 2.0, "original_max_position_embeddings": 1024"#), refusal);
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod configs;
 mod encoders;
 mod families;
 mod hybrids;
+mod intern;
 mod layer_facts;
 mod media_encoders;
 mod mmproj;

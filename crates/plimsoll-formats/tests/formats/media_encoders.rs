@@ -2,7 +2,7 @@
 
 use crate::common::open_config;
 use plimsoll_formats::{
-    Activation, Architecture, AudioChunks, AudioKind, Intern, MediaTokens, ModelConfig, Pixtral, RopeSections, Vision,
+    Activation, Architecture, AudioChunks, AudioKind, MediaTokens, ModelConfig, Pixtral, RopeSections, Vision,
     VisionKind,
 };
 
@@ -150,47 +150,6 @@ fn qwen3_5_sees_with_the_defaults_of_transformers() {
     assert_eq!((vision.depth, vision.hidden_size, vision.heads, vision.head_dim()), (27, 1152, 16, 72));
     assert_eq!((vision.intermediate_size, vision.act), (4304, Activation::GeluTanh));
     assert_eq!((vision.deepstack.len(), vision.tokens.image, vision.tokens.video), (0, 248_056, 248_057));
-}
-
-/// InternVL3-1B in the form of transformers, with members of its encoder and around it.
-fn intern(encoder: &str, top: &str) -> Result<ModelConfig, String> {
-    opened(&format!(
-        r#"{{"architectures": ["InternVLForConditionalGeneration"], "downsample_ratio": 0.5, "image_seq_length": 256,
-            "image_token_id": 151667, "model_type": "internvl", "projector_hidden_act": "gelu",
-            "text_config": {{"hidden_size": 896, "intermediate_size": 4864, "max_position_embeddings": 32768,
-                "max_window_layers": 21, "model_type": "qwen2", "num_attention_heads": 14, "num_hidden_layers": 24,
-                "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "sliding_window": null,
-                "use_sliding_window": false, "vocab_size": 151674}},
-            "vision_config": {{"attention_bias": true, "hidden_act": "gelu", "hidden_size": 1024,
-                "image_size": [448, 448], "intermediate_size": 4096, "layer_norm_eps": 1e-06,
-                "model_type": "internvl_vision", "norm_type": "layer_norm", "num_attention_heads": 16,
-                "num_hidden_layers": 24, "patch_size": [14, 14], "use_mean_pooling": true, "use_qk_norm": false{encoder}}},
-            "vision_feature_layer": -1, "vision_feature_select_strategy": "default"{top}}}"#
-    ))
-}
-
-#[test]
-fn internvl_as_it_is_published() {
-    let config = intern("", "").expect("it opens");
-    assert_eq!((config.architecture.clone(), config.rope_sections), (Architecture::Qwen2, None));
-    let vision = config.vision.expect("an encoder");
-    let kind = Intern { rms_norm: false, qk_norm: false, attention_bias: true, last_norm: false };
-    assert_eq!((vision.encoder, vision.table_side, vision.merge), (VisionKind::Intern(kind), 32, 2));
-    assert_eq!((vision.patch_width(), vision.head_dim(), vision.tokens.image), (588, 64, 151_667));
-    for (encoder, top, part) in [
-        (r#", "norm_type": "batch_norm""#, "", "norm_type"),
-        (r#", "patch_size": 15"#, "", "patches of 15 pixels do not divide tiles of 448"),
-        (r#", "patch_size": 0"#, "", "patches of 0 pixels"),
-        (r#", "layer_norm_eps": 1e-5"#, "", "layer_norm_eps"),
-        (r#", "use_absolute_position_embeddings": false"#, "", "use_absolute_position_embeddings"),
-        ("", r#", "downsample_ratio": 0.3"#, "downsample_ratio"),
-        ("", r#", "downsample_ratio": 0.0"#, "downsample_ratio"),
-        ("", r#", "vision_feature_layer": -2"#, "vision_feature_layer"),
-        ("", r#", "vision_feature_select_strategy": "full""#, "vision_feature_select_strategy"),
-    ] {
-        let refusal = intern(encoder, top).expect_err(part);
-        assert!(refusal.contains(part), "{part}: {refusal}");
-    }
 }
 
 /// Llama 4 Scout, with members of its vision encoder.

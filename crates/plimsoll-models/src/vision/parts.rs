@@ -1,6 +1,8 @@
 //! The parts of vision encoders: the layers of each family, and the mergers that turn patches into tokens.
 
-use plimsoll_device::{Activation, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, VectorId};
+use plimsoll_device::{
+    Activation, Buf, Declare, DeclareError, Device, DeviceError, LinearId, Mode, RowPiece, VectorId,
+};
 use plimsoll_formats::{Intern, Vision, VisionKind};
 
 use crate::block::activation;
@@ -49,39 +51,63 @@ fn mlp(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) -> Result<Mlp, 
     Ok(Mlp { gate, up, down, width, act: activation(vision.act) })
 }
 
+/// The matrices with the rows of queries, keys and values.
+enum Rows {
+    /// One matrix of this name, with the rows in this order.
+    Joined(String),
+    /// Three matrices of these names.
+    Apart([String; 3]),
+}
+
+impl Rows {
+    /// Declares the three projections.
+    fn declare(self, hidden: usize, bias: bool, declare: &mut Declare<'_>) -> Result<[LinearId; 3], DeclareError> {
+        let mut part = |i: usize| match (&self, bias) {
+            (Rows::Joined(name), true) => declare.part_with_bias(name, 3 * hidden, (i * hidden, hidden), hidden),
+            (Rows::Joined(name), false) => declare.linear_rows(
+                &format!("{name}.weight"),
+                &[3 * hidden, hidden],
+                &[RowPiece::span(i * hidden, hidden)],
+                hidden,
+            ),
+            (Rows::Apart(names), true) => declare.linear_with_bias(&names[i], hidden, hidden),
+            (Rows::Apart(names), false) => declare.linear(&format!("{}.weight", names[i]), hidden, hidden),
+        };
+        Ok([part(0)?, part(1)?, part(2)?])
+    }
+}
+
 /// Declares the layer `{prefix}.*`.
 pub(super) fn layer(vision: &Vision, prefix: &str, declare: &mut Declare<'_>) -> Result<Layer, DeclareError> {
     let (hidden, head_dim) = (vision.hidden_size, vision.head_dim());
     let ([q, k, v], names) = match vision.encoder {
         VisionKind::Intern(intern) => {
-            let mut one = |name: &str| {
-                let name = format!("{prefix}.attention.{name}_proj");
-                match intern.attention_bias {
-                    true => declare.linear_with_bias(&name, hidden, hidden),
-                    false => declare.linear(&format!("{name}.weight"), hidden, hidden),
-                }
+            let joined = format!("{prefix}.attention.qkv");
+            // The original form has one matrix.
+            let rows = match declare.has(&format!("{joined}.weight")) {
+                true => Rows::Joined(joined),
+                false => Rows::Apart(["q", "k", "v"].map(|name| format!("{prefix}.attention.{name}_proj"))),
             };
             let names = ["attention.projection_layer", "layernorm_before", "layernorm_after"];
-            ([one("q")?, one("k")?, one("v")?], names)
+            (rows.declare(hidden, intern.attention_bias, declare)?, names)
         }
         VisionKind::Siglip | VisionKind::Siglip2(_) | VisionKind::Idefics3 | VisionKind::Llama4(_) => {
-            let mut one =
-                |name: &str| declare.linear_with_bias(&format!("{prefix}.self_attn.{name}_proj"), hidden, hidden);
+            let rows = Rows::Apart(["q", "k", "v"].map(|name| format!("{prefix}.self_attn.{name}_proj")));
             let names = match vision.encoder {
                 VisionKind::Llama4(_) => ["self_attn.o_proj", "input_layernorm", "post_attention_layernorm"],
                 _ => ["self_attn.out_proj", "layer_norm1", "layer_norm2"],
             };
-            ([one("q")?, one("k")?, one("v")?], names)
+            (rows.declare(hidden, true, declare)?, names)
         }
         _ => {
             let name = format!("{prefix}.attn");
             // llama.cpp's converter splits the joined matrix in some families.
             let apart = vision.encoder == VisionKind::Omni2_5 || declare.has(&format!("{name}.q.weight"));
-            let mut part = |i: usize| match apart {
-                true => declare.linear_with_bias(&format!("{name}.{}", ["q", "k", "v"][i]), hidden, hidden),
-                false => declare.part_with_bias(&format!("{name}.qkv"), 3 * hidden, (i * hidden, hidden), hidden),
+            let rows = match apart {
+                true => Rows::Apart(["q", "k", "v"].map(|part| format!("{name}.{part}"))),
+                false => Rows::Joined(format!("{name}.qkv")),
             };
-            ([part(0)?, part(1)?, part(2)?], ["attn.proj", "norm1", "norm2"])
+            (rows.declare(hidden, true, declare)?, ["attn.proj", "norm1", "norm2"])
         }
     };
     let [o, attention_norm, mlp_norm] = names.map(|name| format!("{prefix}.{name}"));

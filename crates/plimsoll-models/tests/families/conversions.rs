@@ -246,7 +246,15 @@ fn the_norm_behind_the_last_layer_subtracts_the_mean_whatever_those_of_the_layer
 fn a_configuration_alone_plans_the_encoder_too() {
     let qwens = ["vl-qwen3.5", "vl-qwen3", "vl-qwen3-moe", "vl-qwen2.5", "vl-qwen2"];
     let others = ["vl-intern", "vl-intern-rms", "vl-gemma3", "vl-gemma4", "vl-gemma4-e2b", "vl-lfm2", "vl-lfm2-bare"];
-    let more = ["vl-smolvlm", "vl-idefics3", "vl-llama4", "vl-mistral3", "vl-mistral3-other"];
+    let more = [
+        "vl-intern-chat",
+        "vl-intern-chat-rms",
+        "vl-smolvlm",
+        "vl-idefics3",
+        "vl-llama4",
+        "vl-mistral3",
+        "vl-mistral3-other",
+    ];
     for model in qwens.into_iter().chain(others).chain(more) {
         let path = Folder(std::env::temp_dir().join(format!("plimsoll-{model}-config-{}", std::process::id())));
         std::fs::create_dir_all(&path.0).unwrap();

@@ -62,9 +62,10 @@ impl Case {
 }
 
 /// Returns the patches of an image or of a video's frames, as the fixture's processor makes them. Pieces that are encoded one by one are
-/// separate. A GGUF model has no processor's files: it uses those of the original model.
+/// separate. A GGUF model, and InternVL in its original form, have no processor's files: each uses those of the transformers form.
 fn processed(model: &str, shots: Vec<Rgb>, video: bool) -> Vec<Vec<f32>> {
-    let text = |name: &str| std::fs::read_to_string(folder(&model.replace("vl-gguf-", "vl-")).join(name)).ok();
+    let source = model.replace("vl-gguf-", "vl-").replace("-chat", "");
+    let text = |name: &str| std::fs::read_to_string(folder(&source).join(name)).ok();
     let files = ["preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json"].map(text);
     let files = ProcessorFiles::read(files[0].as_deref(), files[1].as_deref(), files[2].as_deref()).unwrap();
     let fields = if video { &files.video } else { &files.image };
@@ -366,6 +367,8 @@ models! { check:
     qwen2 "vl-qwen2",
     intern "vl-intern",
     intern_rms "vl-intern-rms",
+    intern_chat "vl-intern-chat",
+    intern_chat_rms "vl-intern-chat-rms",
     gemma3 "vl-gemma3",
     lfm2 "vl-lfm2",
     lfm2_bare "vl-lfm2-bare",
@@ -406,6 +409,7 @@ models! { check_company:
     company_of_qwen2_5 "vl-qwen2.5",
     company_of_gguf_qwen3 "vl-gguf-qwen3",
     company_of_intern "vl-intern",
+    company_of_intern_chat "vl-intern-chat",
     company_of_gemma3 "vl-gemma3",
     company_of_lfm2 "vl-lfm2",
     company_of_idefics3 "vl-idefics3",
@@ -423,6 +427,7 @@ models! { check_plan:
     plan_of_qwen2_5 "vl-qwen2.5",
     plan_of_qwen2 "vl-qwen2",
     plan_of_intern "vl-intern-rms",
+    plan_of_intern_chat "vl-intern-chat",
     plan_of_gemma3 "vl-gemma3",
     plan_of_lfm2 "vl-lfm2",
     plan_of_smolvlm "vl-smolvlm",

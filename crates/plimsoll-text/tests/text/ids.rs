@@ -226,6 +226,19 @@ fn beginnings_and_ends_are_found() {
 }
 
 #[test]
+fn ends_are_found_in_the_configuration_of_a_multimodal_models_text() {
+    let folder = std::env::temp_dir().join(format!("plimsoll-text-ends-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let file = folder.join("tokenizer.json");
+    std::fs::write(&file, r#"{"model":{"type":"BPE","vocab":{"a":0,"b":1},"merges":[]}}"#).unwrap();
+    for part in ["text_config", "llm_config"] {
+        std::fs::write(folder.join("config.json"), format!(r#"{{"{part}": {{"eos_token_id": 1}}}}"#)).unwrap();
+        assert_eq!(Tokenizer::from_file(&file).unwrap().eos(), [1], "{part}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
 fn tokens_are_bytes() {
     let byte_level = tokenizer("byte_level");
     let llama2 = tokenizer("llama2");

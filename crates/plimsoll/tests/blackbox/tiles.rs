@@ -90,7 +90,7 @@ fn as_the_reference(case: &Value, answer: &Value) {
 
 #[test]
 fn tiles_are_answered_as_transformers_does_alone_and_in_company() {
-    answered_as_transformers_does(&[("vl-intern", 6), ("vl-lfm2", 5)]);
+    answered_as_transformers_does(&[("vl-intern", 6), ("vl-intern-chat", 6), ("vl-lfm2", 5)]);
 }
 
 #[test]
@@ -175,24 +175,34 @@ fn cached(answer: &Value) -> u64 {
     answer["usage"]["cache_read_input_tokens"].as_u64().unwrap_or(0)
 }
 
-/// A chat template for text alone, as in GGUF files that were converted from InternVL's original format.
+/// Chat templates of InternVL's original form, also in GGUF files that were converted from it: for text alone, or with a word for images
+/// that is not a token.
 #[test]
 fn tiles_are_answered_where_the_template_knows_text_alone() {
-    const TEMPLATE: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}\
-                            {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
-    let folder = std::env::temp_dir().join(format!("plimsoll-text-template-{}", std::process::id()));
+    const TEXT: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}\
+                        {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+    const WORD: &str = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}{% if m.content is string %}{{ m.content }}\
+                        {% else %}{% for c in m.content %}{% if c.type == 'text' %}{{ c.text }}{% else %}{{ '<image>\\n' }}{% endif %}\
+                        {% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}\
+                        {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
+    answered_with_template("vl-intern", TEXT);
+    answered_with_template("vl-intern-chat", WORD);
+}
+
+fn answered_with_template(model: &str, template: &str) {
+    let folder = std::env::temp_dir().join(format!("plimsoll-{model}-template-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a directory");
-    for entry in std::fs::read_dir(fixture("vl-intern")).expect("the fixture") {
+    for entry in std::fs::read_dir(fixture(model)).expect("the fixture") {
         let entry = entry.expect("an entry");
         std::fs::copy(entry.path(), folder.join(entry.file_name())).expect("a copy");
     }
     let config = folder.join("tokenizer_config.json");
     let mut tokenizer: Value = serde_json::from_slice(&std::fs::read(&config).expect("a file")).expect("JSON");
-    tokenizer["chat_template"] = TEMPLATE.into();
+    tokenizer["chat_template"] = template.into();
     std::fs::write(&config, tokenizer.to_string()).expect("a file");
     let exact = ["--dtype", "f32", "--kv-dtype", "f32", "--max-total-token-num", "8192", "--media-bytes", "33554432"];
     let server = Server::start_model(&folder, &exact);
-    for case in &cases("vl-intern") {
+    for case in &cases(model) {
         as_the_reference(case, &server.ask(CHAT, &chat(case)));
     }
     std::fs::remove_dir_all(&folder).expect("its own directory");

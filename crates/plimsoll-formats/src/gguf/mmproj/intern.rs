@@ -26,6 +26,7 @@ pub(super) fn read(file: &File<'_>) -> Result<ImageEncoder, Refusal> {
             qk_norm: tensors.has("v.blk.0.attn_q_norm.weight"),
             attention_bias: tensors.has("v.blk.0.attn_q.bias"),
             last_norm: tensors.has("v.post_ln.weight"),
+            tiles: None,
         };
         Ok(Own {
             encoder: VisionKind::Intern(intern),
