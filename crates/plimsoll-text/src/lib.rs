@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod bpe;
+mod bpe_files;
 mod byte_level;
 mod charsmap;
 mod chat;

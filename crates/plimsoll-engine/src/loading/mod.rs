@@ -201,33 +201,17 @@ fn charsmap(value: Option<&GgufValue>) -> Result<Vec<u8>, LoadingError> {
 
 fn from_directory(dir: &Path) -> Result<(Tokenizer, Option<TemplateSources>), LoadingError> {
     let file = dir.join("tokenizer.json");
-    if !file.is_file() {
-        let slow = ["vocab.json", "merges.txt"].iter().all(|name| dir.join(name).is_file());
-        let next = match slow {
-            true => {
-                "; vocab.json and merges.txt are not read: make it of them with transformers' \
-                 AutoTokenizer.from_pretrained(DIRECTORY).save_pretrained(DIRECTORY)"
-            }
-            false => "",
-        };
-        return Err(LoadingError::NoTokenizer(format!("there is no '{}'{next}", file.display())));
-    }
-    let tokenizer = Tokenizer::from_file(&file)?;
+    let tokenizer = match file.is_file() {
+        true => Tokenizer::from_file(&file)?,
+        false if Tokenizer::is_in_parts(dir) => Tokenizer::from_parts(dir)?,
+        false => return Err(LoadingError::NoTokenizer(format!("there is no '{}'", file.display()))),
+    };
     Ok((tokenizer, plimsoll_text::chat_template_sources(dir)?))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn tokenizer_in_parts_is_refused_with_the_way_to_make_it_whole() {
-        let folder = tempfile::tempdir().unwrap();
-        let refusal = || from_directory(folder.path()).err().unwrap().to_string();
-        assert!(refusal().contains("tokenizer.json") && !refusal().contains("vocab.json"), "{}", refusal());
-        ["vocab.json", "merges.txt"].iter().for_each(|name| std::fs::write(folder.path().join(name), "").unwrap());
-        assert!(refusal().contains("vocab.json and merges.txt are not read"), "{}", refusal());
-    }
 
     /// A string as GGUF files have it.
     fn string(text: &str) -> Vec<u8> {

@@ -50,6 +50,40 @@ fn our_own_pipeline_runs_what_it_should() {
 }
 
 #[test]
+fn tokenizer_in_parts_gives_the_reference_ids() {
+    let whole: serde_json::Value = read("byte_level/tokenizer.json");
+    let folder = std::env::temp_dir().join(format!("plimsoll-parts-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    let merge = |pair: &serde_json::Value| match pair.as_array() {
+        Some(parts) => format!("{} {}", text(&parts[0]), text(&parts[1])),
+        None => text(pair),
+    };
+    let merges: Vec<String> = whole["model"]["merges"].as_array().unwrap().iter().map(merge).collect();
+    write("vocab.json", &whole["model"]["vocab"].to_string());
+    write("merges.txt", &format!("#version: 0.2\n{}\n", merges.join("\n")));
+    let added = whole["added_tokens"].as_array().unwrap().iter().map(|token| (token["id"].to_string(), token.clone()));
+    let added: serde_json::Map<_, _> = added.collect();
+    let config = |class: &str| serde_json::json!({"tokenizer_class": class, "added_tokens_decoder": added}).to_string();
+
+    assert!(Tokenizer::is_in_parts(&folder));
+    write("tokenizer_config.json", &config("Qwen2Tokenizer"));
+    let expected: Expected = read("byte_level/cases.json");
+    check("byte_level in parts", &Tokenizer::from_parts(&folder).unwrap(), &expected.cases);
+
+    let refused = || Tokenizer::from_parts(&folder).unwrap_err().to_string();
+    write("tokenizer_config.json", &config("GPT2Tokenizer"));
+    assert!(refused().contains("tokenizer_class \"GPT2Tokenizer\""), "{}", refused());
+    write("tokenizer_config.json", r#"{"tokenizer_class": "Qwen2Tokenizer"}"#);
+    assert!(refused().contains("no added_tokens_decoder"), "{}", refused());
+    write("tokenizer_config.json", &config("Qwen2Tokenizer"));
+    write("merges.txt", "#version: 0.2\nhe\n");
+    assert!(refused().contains("merges.txt: line 2"), "{}", refused());
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
 fn gguf_byte_level_equals_its_tokenizer_json() {
     let expected: Expected = read("byte_level/cases.json");
     let tokenizer = Tokenizer::from_gguf(&as_gguf("byte_level", "qwen2")).unwrap();
