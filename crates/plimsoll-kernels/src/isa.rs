@@ -11,20 +11,21 @@ use crate::simd::Neon;
 use crate::simd::{Avx2, Avx512};
 use crate::simd::{Portable, Simd};
 
-/// An instruction set a kernel can be run on. All of them give the same bits of the same input; they differ in speed, and in that AMX
-/// alone takes input that is rounded to bfloat16 (attention: [`Isa::rounds_attention`]). How [`crate::quantize_acts`] lays numbers out
-/// is each one's own.
+/// An instruction set for the kernels. All of them give the same bits for the same input. They differ in speed, and only AMX takes
+/// input
+/// that is rounded to bfloat16 (for attention see [`Isa::rounds_attention`]). Each has its own layout for the numbers of
+/// [`crate::quantize_acts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
     /// Plain Rust for any processor: the oracle the others are tested against.
     Portable,
-    /// 64-bit ARM with NEON, which all of it has.
+    /// 64-bit ARM; all such processors have NEON.
     Neon,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
-    /// The same with AMX's products of bytes and of bfloat16, for quantized weights and several rows.
+    /// AVX-512 with AMX's products of bytes and of bfloat16, for quantized weights and several rows.
     Amx,
 }
 
@@ -43,14 +44,14 @@ impl std::error::Error for UnknownIsa {}
 /// A kernel written once, generic over the instruction set. `run` must be `#[inline(always)]`, and so must everything
 /// hot that it calls: only then does the body inherit the target features of the wrapper it is instantiated in.
 pub(crate) trait Kernel {
-    /// What the kernel returns.
+    /// The kernel's result.
     type Output;
     /// Runs the kernel with the operations of `S`.
     fn run<S: Simd>(self, s: S) -> Self::Output;
 }
 
 impl Isa {
-    /// Every instruction set, those of a processor slowest first.
+    /// Every instruction set; for each processor the slowest first.
     pub const ALL: [Isa; 5] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// The fastest instruction set this processor has.
