@@ -1,6 +1,6 @@
 //! Activations quantized for the integer dot products. Each row has blocks of 32 elements: numbers of 16 or 8 bits with one scale,
-//! stored
-//! as signed bytes (16 bits on AVX2 as words), and the sums that zero points and offsets need. The weights are described in `packing`.
+//! stored as signed bytes (16 bits on AVX2 as words), and the sums that zero points and offsets need. The weights are described in
+//! `packing`.
 //!
 //! Sixteen bits are the default, because eight are not enough. On SmolLM2 (Q4_1) 8-bit activations change a log-probability by 0.055 on
 //! average, and the most likely token at 3 of 100 positions; 16-bit ones by 0.0009, and at 2 of 10,000
@@ -21,11 +21,9 @@ pub(crate) const BYTE_MAX: f32 = 127.0;
 /// One block of 32 quantized activations, as it lies in the buffer: value[i] ≈ scale · number[i].
 ///
 /// With two planes, number[i] = 256 · planes[0][i] + planes[1][i]. On AVX2 both planes together hold 16-bit words instead, every four
-/// in the
-/// order 0, 2, 1, 3 ([`Simd::store_numbers`]). The scale is the least power of two for which no number exceeds 32639. As a power of
-/// two, it
-/// causes no rounding, wherever in a product it is applied. With one plane, number[i] = planes[0][i], and the scale is the greatest
-/// magnitude / 127.
+/// in the order 0, 2, 1, 3 ([`Simd::store_numbers`]). The scale is the least power of two for which no number exceeds 32639. As a power
+/// of two, it causes no rounding, wherever in a product it is applied. With one plane, number[i] = planes[0][i], and the scale is the
+/// greatest magnitude / 127.
 #[derive(Clone, Copy)]
 #[repr(C, align(32))]
 pub(crate) struct ActBlock<const PLANES: usize> {
@@ -59,10 +57,8 @@ pub enum ActForm {
     /// 16 bits; 3 bytes per element, and up to two cache lines more per row.
     Words,
     /// 16 bits. A row's blocks are followed by their numbers once more, in the matrix unit's layout ([`crate::Packing::wants_tiles`]).
-    /// For
-    /// every block these are 32 values of scale · 256 · upper byte, then 32 of scale · lower byte, every four in the order 0, 2, 1, 3.
-    /// They are
-    /// stored in bfloat16, which holds both exactly. Then follow the scaled sums of all blocks. About 7 bytes per element.
+    /// For every block these are 32 values of scale · 256 · upper byte, then 32 of scale · lower byte, every four ordered
+    /// 0, 2, 1, 3. They are stored in bfloat16, which holds both exactly. Then follow the scaled sums of all blocks. About 7 bytes per element.
     Tiled,
 }
 
@@ -134,9 +130,8 @@ pub struct Acts<'a> {
 
 impl<'a> Acts<'a> {
     /// Wraps a buffer that [`quantize_acts`] has filled on the instruction set that will multiply it. The layout of 16-bit numbers
-    /// depends on
-    /// the instruction set; another one would compute wrong sums. Panics if the buffer is shorter than the layout, or not aligned to its
-    /// blocks (32 bytes; with tiles 64).
+    /// depends on the instruction set; another one would compute wrong sums. Panics if the buffer is shorter than the layout, or not
+    /// aligned to its blocks (32 bytes; with tiles 64).
     pub fn new(layout: ActLayout, buffer: &'a [u8]) -> Acts<'a> {
         let bytes = layout.bytes();
         assert!(buffer.len() >= bytes, "activation buffer of {} bytes, {bytes} needed", buffer.len());
@@ -159,10 +154,8 @@ impl<'a> Acts<'a> {
 /// [`Acts::new`]).
 ///
 /// Per block of 32 with 16 bits, the scale is the least power of two with amax / 32639 ≤ scale, and number = x / scale, rounded to
-/// nearest
-/// even. With 8 bits, scale = amax / 127 and number = x · (127 / amax), rounded likewise. Blocks with amax below 2⁻¹⁰⁰ become zeros. A
-/// block
-/// with a NaN, an infinity or a magnitude of 2¹⁰⁰ or more gets the scale NaN, so that the fault shows in the result.
+/// nearest even. With 8 bits, scale = amax / 127 and number = x · (127 / amax), rounded likewise. Blocks with amax below 2⁻¹⁰⁰ become
+/// zeros. A block with a NaN, an infinity or a magnitude of 2¹⁰⁰ or more gets the scale NaN, so that the fault shows in the result.
 ///
 /// Panics if the lengths disagree.
 pub fn quantize_acts(isa: Isa, layout: ActLayout, x: &[f32], dst: &mut [u8]) {

@@ -3,15 +3,12 @@
 //!
 //! Positions are cut into *splits* of [`SPLIT`] at absolute positions. A split computes its scores (lane = position, one chain over
 //! head_dim), their maximum, exponentials, their sum, and Σ p · V (lane = dimension, one chain over positions, ascending). Splits
-//! combine in
-//! ascending order. This order is the same in prefill and decode, on one thread or many. Attention in bfloat16 has other chains
-//! (`attention/bf16.rs`), and they too are always the same. A query's result therefore does not depend on the rows beside it, nor on
-//! the
-//! thread that computed a split.
+//! combine in ascending order. This order is the same in prefill and decode, on one thread or many. Attention in bfloat16 has other
+//! chains (`attention/bf16.rs`), and they too are always the same. A query's result therefore does not depend on the rows beside it,
+//! nor on the thread that computed a split.
 //!
 //! Neighbouring rows that share all pages of a split form a *run*. They belong to one sequence, or to several with the same beginning.
-//! The
-//! keys and values of a run are loaded once for all its rows.
+//! The keys and values of a run are loaded once for all its rows.
 
 #[cfg(target_arch = "x86_64")]
 mod bf16;
@@ -57,8 +54,7 @@ pub struct KvPages<'a> {
     /// Distance of two pages, in bytes.
     pub stride: usize,
     /// Page ids of all sequences. For a sequence that begins at `at`, positions `16 i .. 16 i + 16` are in page `pages[at + i]`, which is
-    /// at
-    /// `base + pages[at + i] · stride`.
+    /// at `base + pages[at + i] · stride`.
     pub pages: &'a [u32],
     /// The key/value head.
     pub kv_head: usize,
@@ -110,8 +106,7 @@ pub fn attend_scratch_len(layout: &KvLayout, bf16: bool, rows: usize, heads: usi
 }
 
 /// Returns the floats of scratch that [`attend_split`] needs: a tile's scaled queries and scores; in bfloat16 the split's keys and
-/// values
-/// too.
+/// values too.
 pub fn attend_split_scratch_len(layout: &KvLayout, bf16: bool) -> usize {
     #[cfg(target_arch = "x86_64")]
     if bf16 {
@@ -132,8 +127,7 @@ impl<'a> KvPages<'a> {
     }
 
     /// The ids of a split's pages; none past the end of the list. If the sequence ends before the split does, the next sequence's ids are
-    /// among
-    /// them. This does no harm: equal ids are equal pages.
+    /// among them. This does no harm: equal ids are equal pages.
     fn of_split(&self, at: u32, split: usize) -> Option<&'a [u32]> {
         self.pages.get(at as usize + split * SPLIT_PAGES..)?.get(..SPLIT_PAGES)
     }
@@ -225,8 +219,7 @@ pub unsafe fn attend(
 }
 
 /// Computes [`attend`] for positions `split · SPLIT .. (split + 1) · SPLIT`: one partial result of [`attend_partial_len`] floats per
-/// query,
-/// row after row. [`attend_combine`] combines them.
+/// query, row after row. [`attend_combine`] combines them.
 ///
 /// # Safety
 /// As for [`attend`], without its output.

@@ -7,9 +7,8 @@
 //!
 //! Columns of S are independent. A *tile* of sixteen columns stays in the first-level cache while all rows of a span pass through it in
 //! order. Prompts, decoding and verified drafts therefore share one arithmetic: the division of rows into spans, or of spans into
-//! steps,
-//! changes no bit. A head's matrix is stored tile after tile, each with `key_dim` rows of its columns; only this module depends on
-//! that.
+//! steps, changes no bit. A head's matrix is stored tile after tile, each with `key_dim` rows of its columns; only this module depends
+//! on that.
 
 use std::ops::Range;
 
@@ -319,8 +318,7 @@ fn dot<S: Simd>(s: S, a: &[f32], b: &[f32]) -> f32 {
 }
 
 /// Computes one row's gates in place, one of each per head: a becomes the decay e^(−e^a_log · softplus(a + dt_bias)), b the write
-/// strength
-/// sigmoid(b). Panics if lengths differ.
+/// strength sigmoid(b). Panics if lengths differ.
 pub fn delta_gates(isa: Isa, a: &mut [f32], b: &mut [f32], a_log: &[f32], dt_bias: &[f32]) {
     let heads = a.len();
     assert!(b.len() == heads && a_log.len() == heads && dt_bias.len() == heads, "gates of {heads} heads");

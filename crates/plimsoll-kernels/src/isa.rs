@@ -12,8 +12,7 @@ use crate::simd::{Avx2, Avx512};
 use crate::simd::{Portable, Simd};
 
 /// An instruction set for the kernels. All of them give the same bits for the same input. They differ in speed, and only AMX takes
-/// input
-/// that is rounded to bfloat16 (for attention see [`Isa::rounds_attention`]). Each has its own layout for the numbers of
+/// input that is rounded to bfloat16 (for attention see [`Isa::rounds_attention`]). Each has its own layout for the numbers of
 /// [`crate::quantize_acts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
@@ -82,8 +81,8 @@ impl Isa {
         }
     }
 
-    /// Whether attention can be rounded to bfloat16 on it ([`crate::AttendParams::bf16`]): by the matrix unit, or by vectors if the
-    /// processor multiplies such (AVX-512 BF16). Of another processor, for which one plans, it is assumed: a plan for more.
+    /// Whether attention in bfloat16 runs on it ([`crate::AttendParams::bf16`]): by the matrix unit, or by vectors if the processor has
+    /// AVX-512 BF16. For another processor, as in a plan, the answer is yes: the plan then reserves more.
     pub fn rounds_attention(self) -> bool {
         match self {
             Isa::Amx => true,
@@ -113,7 +112,7 @@ impl Isa {
         if self == Isa::Portable { kernel.run(Portable) } else { self.run_vector(kernel) }
     }
 
-    /// [`Isa::run`] for a kernel that the portable set has no use for, such as a large tile: it is not compiled for it.
+    /// [`Isa::run`] for a kernel that is not compiled for the portable set, such as a large tile.
     #[inline]
     pub(crate) fn run_vector<K: Kernel>(self, kernel: K) -> K::Output {
         match self {
@@ -131,7 +130,7 @@ impl Isa {
         }
     }
 
-    /// [`Isa::run`] for a kernel that AVX-512 alone has the registers for.
+    /// [`Isa::run`] for a kernel that needs the registers of AVX-512.
     #[inline]
     pub(crate) fn run_widest<K: Kernel>(self, kernel: K) -> K::Output {
         match self {

@@ -1,7 +1,6 @@
 //! The sixteen-lane vector that all kernels are written against. Each operation is exactly rounded (or an integer operation), so a
-//! kernel
-//! gives the same bits with every implementation. Functions built *from* these operations (exponentials, reductions, dot products over
-//! whole rows) are in other modules and exist once.
+//! kernel gives the same bits with every implementation. Functions built *from* these operations (exponentials, reductions, dot
+//! products over whole rows) are in other modules and exist once.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -190,8 +189,7 @@ pub(crate) trait Simd: Copy {
         }
     }
     /// `v − ⌊v⌋`, rounded down: below 1, and a zero of either sign for −∞. For `v` from −250 to 2²²; for a smaller `v` the result may be
-    /// any
-    /// fraction.
+    /// any fraction.
     #[inline(always)]
     fn fraction(self, v: Self::F) -> Self::F {
         let v = self.max(self.splat(LOWEST), v);
@@ -261,8 +259,7 @@ pub(crate) trait Simd: Copy {
     ) -> [Self::I; R];
 
     /// Writes sixteen 16-bit numbers, the `half`-th sixteen of a block of 32, in the layout of [`Simd::dots_of_words`]: two planes of
-    /// signed
-    /// bytes, the upper bytes and the lower ones. # Safety: `block` is valid for writing 64 bytes.
+    /// signed bytes, the upper bytes and the lower ones. # Safety: `block` is valid for writing 64 bytes.
     #[inline(always)]
     unsafe fn store_numbers(self, block: *mut u8, half: usize, numbers: Self::I) {
         // Rounded, so that the lower byte is signed like the upper one.

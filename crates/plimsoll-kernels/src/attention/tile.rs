@@ -123,8 +123,7 @@ impl<const D: u8, const Q: usize, const P: usize> Scores<'_, D, Q, P> {
 }
 
 /// Prefetches a part of later pages' keys and an equal part of these pages' values. The values are `half` bytes after the keys and are
-/// used
-/// after all keys. The prefetches are spread over the products, since a processor stalls on many at once.
+/// used after all keys. The prefetches are spread over the products, since a processor stalls on many at once.
 #[inline(always)]
 fn ask<const N: usize>(half: usize, pages: &[*const u8; N], later: &[*const u8; N], part: Range<usize>) {
     for at in (part.start.next_multiple_of(64)..part.end).step_by(64) {
@@ -219,8 +218,7 @@ pub(super) fn visible<S: Simd>(s: S, at: usize, low: usize, high: usize, score: 
 }
 
 /// Adds Σ p · V over positions `low..high` to the sums of `N` queries, `M` vectors of dimensions at a time. All of these queries see
-/// all
-/// of these positions.
+/// all of these positions.
 pub(super) struct Values<'a, const D: u8, const N: usize, const M: usize> {
     pub(super) view: TileView<'a>,
     /// The exponentials, rows [`SPLIT`] apart.

@@ -48,8 +48,7 @@ impl Kernel for RoundQuery<'_> {
 }
 
 /// The softmax of one query's scores in the visible `span`. Writes exp(score − max), rounded, as a line of tiles, with zeros in the
-/// rest of
-/// `blocks`. Returns the maximum and the sum before rounding; −∞ and 0 for an empty span.
+/// rest of `blocks`. Returns the maximum and the sum before rounding; −∞ and 0 for an empty span.
 pub(super) struct Softmax<'a> {
     pub(super) scores: &'a mut [f32],
     pub(super) softcap: Option<f32>,
