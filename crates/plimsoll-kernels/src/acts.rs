@@ -57,8 +57,8 @@ pub enum ActForm {
     /// 16 bits; 3 bytes per element, and up to two cache lines more per row.
     Words,
     /// 16 bits. A row's blocks are followed by their numbers once more, in the matrix unit's layout ([`crate::Packing::wants_tiles`]).
-    /// For every block these are 32 values of scale · 256 · upper byte, then 32 of scale · lower byte, every four ordered
-    /// 0, 2, 1, 3. They are stored in bfloat16, which holds both exactly. Then follow the scaled sums of all blocks. About 7 bytes per element.
+    /// For every block these are 32 values of scale · 256 · upper byte, then 32 of scale · lower byte, every four ordered 0, 2, 1, 3.
+    /// They are stored in bfloat16, which holds both exactly. Then follow the scaled sums of all blocks. About 7 bytes per element.
     Tiled,
 }
 
