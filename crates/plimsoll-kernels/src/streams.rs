@@ -1,10 +1,10 @@
-//! What an n-gram embedding adds to one residual stream: its value, weighed by how its key meets the stream.
+//! The contribution of an n-gram embedding to one residual stream: its value, weighted by a gate from its key and the stream's query.
 
 use crate::isa::{Isa, Kernel};
 use crate::math;
 use crate::simd::{LANES, Simd};
 
-/// The least magnitude of which the root is taken.
+/// Lower bound of the magnitude under the root.
 const LEAST: f32 = 1e-6;
 
 /// key = sigmoid(g) · value, with d = (key · query) / √width and g = sign(d) · √max(|d|, 1e-6). Panics if lengths differ.

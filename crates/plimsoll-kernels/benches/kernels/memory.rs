@@ -1,5 +1,5 @@
-//! What streams from memory, in pieces well below a scheduler's time slice. Every piece is another part of more than any
-//! cache holds.
+//! Weights that stream from memory, in pieces well below a scheduler's time slice. Together the pieces are larger than any cache, and
+//! each piece is another part.
 
 use std::sync::LazyLock;
 

@@ -1,4 +1,4 @@
-//! What the matrix unit of x86-64 can do: products of whole tiles in registers, without anything that they load or write.
+//! Peak speed of the matrix unit of x86-64: products of whole tiles in registers, without loads or stores.
 
 use std::arch::asm;
 
@@ -8,7 +8,7 @@ use plimsoll_kernels::Isa;
 /// Products of a run.
 const PRODUCTS: usize = 4096;
 
-/// Eight tiles of sixteen rows of 64 bytes, as the unit is told.
+/// The unit's configuration: eight tiles of sixteen rows of 64 bytes.
 static SHAPES: [u8; 64] = {
     let mut shapes = [0; 64];
     shapes[0] = 1;

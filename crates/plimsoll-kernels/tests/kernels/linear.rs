@@ -7,11 +7,11 @@ use crate::pack::{FLOAT_KINDS, Source, any_quant};
 use crate::support::{Aligned, Random, bits, isas};
 use plimsoll_kernels::*;
 
-/// What a call adds to the plain product.
+/// Terms that a call adds to the plain product.
 #[derive(Clone, Debug)]
 struct Extras {
     bias: Option<Vec<f32>>,
-    /// Present: mode Add onto this.
+    /// The old contents of y; present for mode Add.
     before: Option<Vec<f32>>,
 }
 
@@ -32,7 +32,7 @@ impl Extras {
     }
 }
 
-/// What is multiplied: floats, rows of `ld`, or numbers, which every instruction set makes of floats for itself.
+/// The activations: floats in rows of `ld`, or floats that each instruction set quantizes itself.
 #[derive(Clone, Copy)]
 enum Rows<'a> {
     Floats { data: &'a [f32], ld: usize },
@@ -266,7 +266,7 @@ const IQ4: [u8; 16] = [0, 23, 44, 62, 78, 92, 105, 117, 128, 140, 152, 165, 180,
 const IQ2: [u8; 16] = [51, 68, 86, 43, 35, 18, 0, 43, 43, 43, 43, 43, 43, 43, 43, 43];
 const E2M1: [u8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
-/// What GGUF makes of Q4_0, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0, IQ4_NL, IQ2_XS, MXFP4 and NVFP4.
+/// The packings of GGUF's Q4_0, Q4_K, Q5_0, Q5_K, Q6_K, Q8_0, IQ4_NL, IQ2_XS, MXFP4 and NVFP4.
 fn known_quants() -> [QuantPacking; 10] {
     use plimsoll_kernels::PackScales::{E8m0Half, F16, Super, SuperF32, Ue4m3Half};
     let quant = |bits, group, scales, zero, offset| QuantPacking { bits, group, scales, zero, offset, codebook: None };

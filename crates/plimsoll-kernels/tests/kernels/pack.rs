@@ -1,11 +1,11 @@
-//! What is packed comes back, exactly, for every kind; what does not fit is named.
+//! Packed data is read back exactly, for every kind; data that does not fit is refused by name.
 
 use proptest::prelude::*;
 
 use crate::support::{Random, bits};
 use plimsoll_kernels::*;
 
-/// What storing does to a value.
+/// The rounding of a value when it is stored.
 pub(super) type Rounding = fn(f32) -> f32;
 
 /// The float kinds, each with its rounding.

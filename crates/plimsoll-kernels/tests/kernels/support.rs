@@ -1,4 +1,4 @@
-//! What the tests of this crate share: instruction sets to try, random and awkward numbers, comparison by bits.
+//! Shared parts of this crate's tests: instruction sets to try, random and awkward numbers, comparison by bits.
 
 use plimsoll_kernels::Isa;
 
