@@ -89,7 +89,7 @@ impl Segments {
             let (packing, mut own) = (&linear.packing, Vec::with_capacity(1));
             let panel_bytes = packing.panel_bytes();
             let fit = (limit / panel_bytes).min(PANELS_MAX);
-            // What fits is not cut. A piece begins where a task of the packer does.
+            // A matrix that fits is not cut. A piece begins where a task of the packer does.
             let most = if packing.panels() <= fit { fit } else { fit / PANELS_PER_TASK * PANELS_PER_TASK };
             if most == 0 {
                 let needed = panel_bytes * PANELS_PER_TASK;

@@ -268,7 +268,7 @@ fn keys_and_values_in_fewer_bits_agree_with_the_cpu() {
     }
 }
 
-/// What the GPU lacks is named by the planner, and nothing else is.
+/// The planner names the operations that the GPU lacks, and no others.
 #[test]
 #[ignore = "external"]
 fn models_with_missing_operations_are_named() {

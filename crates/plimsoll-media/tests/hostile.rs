@@ -275,7 +275,7 @@ fn truncations() {
     }
 }
 
-/// What decoding is said to cost, and costs.
+/// The memory that decoding takes is at most the announced memory.
 fn large_images() {
     for name in ["large.jpg", "large.webp"] {
         let bytes = fixture(name);

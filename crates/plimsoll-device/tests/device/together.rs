@@ -1,4 +1,4 @@
-//! What the device does in one go against the steps it stands for: not a bit may differ.
+//! Fused operations of the device against the separate steps: not a bit may differ.
 
 use crate::common::random::Random;
 use crate::common::{checkpoint, device, matrix, rows, shape};
@@ -40,7 +40,7 @@ fn load(name: &str, dtype: ComputeDtype, threads: usize, isa: Isa) -> (CpuDevice
     (device, Layer { norm, attention, feed_forward })
 }
 
-/// What `run` makes of so many rows, of which it gets a copy to norm and room for the result of that.
+/// Returns the results of `run` for `count` random rows. `run` gets the rows, and a buffer of the same size for the normed ones.
 fn results(
     (device, layer): &mut (CpuDevice, Layer),
     count: usize,
@@ -57,7 +57,7 @@ fn results(
     out
 }
 
-/// Every fixture, arithmetic, number of rows, and number of them that are rounded.
+/// Calls `check` for every fixture, arithmetic, number of rows, and number of rows in bfloat16.
 fn each(mut check: impl FnMut(&mut (CpuDevice, Layer), usize, usize)) {
     for (model, dtype) in MODELS.iter().flat_map(|m| [ComputeDtype::Auto, ComputeDtype::Int8].map(|d| (m, d))) {
         let mut loaded = load(model, dtype, 2, Isa::detect());
