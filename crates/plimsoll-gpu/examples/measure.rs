@@ -13,7 +13,7 @@ use plimsoll_memory::{Component, Ledger};
 use plimsoll_models::Model;
 use serde_json::json;
 
-/// Each is measured for about so many seconds.
+/// Each operation is measured for about this many seconds.
 const SECONDS: f64 = 0.5;
 /// Rows of steps and products.
 const ROWS: [usize; 4] = [1, 4, 16, 64];
@@ -162,7 +162,7 @@ fn steps(device: &mut GpuDevice, model: &dyn Model, most_rows: usize) {
     }
 }
 
-/// Prints the adapter's features and limits, as its driver reports them.
+/// Prints the driver's description of the adapter.
 fn features(adapter: &Adapter) {
     println!("{}\n\n| what | how | result |\n| --- | --- | --- |", adapter.name());
     println!("| buffer at most | | {} MiB |", adapter.limits().buffer >> 20);

@@ -1,8 +1,9 @@
-//! Activations quantized for the integer dot products: per row and 32 elements, numbers of 16 or 8 bits with one scale, as signed bytes
-//! (on AVX2 16 bits as words), and the sums that zero points and offsets need. Weights are `packing`'s.
+//! Activations quantized for the integer dot products. Each row has blocks of 32 elements: numbers of 16 or 8 bits with one scale,
+//! stored as signed bytes (16 bits on AVX2 as words), and the sums that zero points and offsets need. The weights are described in
+//! `packing`.
 //!
-//! Sixteen bits unless a server was told otherwise, because eight are not enough: on SmolLM2 (Q4_1) 8-bit activations move a log-probability
-//! by 0.055 on average and change the most likely token at 3 of 100 positions; with 16 bits by 0.0009 and at 2 of 10,000
+//! Sixteen bits are the default, because eight are not enough. On SmolLM2 (Q4_1) 8-bit activations change a log-probability by 0.055 on
+//! average, and the most likely token at 3 of 100 positions; 16-bit ones by 0.0009, and at 2 of 10,000
 //! (`benches/quality.md`).
 
 use crate::isa::{Isa, Kernel};
@@ -10,18 +11,19 @@ use crate::math;
 use crate::simd::{LANES, Simd};
 use crate::sizes::{BLOCK, WORD_MAX};
 
-/// Bytes of a block's numbers as the matrix unit takes them: two planes of bfloat16.
+/// Bytes of a block's numbers in the matrix unit's layout: two planes of bfloat16.
 pub(crate) const ACT_TILE_BYTES: usize = 2 * 2 * BLOCK;
-/// Bytes of a line of the cache.
+/// Bytes of a cache line.
 const LINE: usize = 64;
 /// The largest number of 8 bits.
 pub(crate) const BYTE_MAX: f32 = 127.0;
 
 /// One block of 32 quantized activations, as it lies in the buffer: value[i] ≈ scale · number[i].
 ///
-/// Of two planes, number[i] = 256 · planes[0][i] + planes[1][i], but for AVX2, where both together are words, of every four in the order
-/// 0, 2, 1, 3 ([`Simd::store_numbers`]); scale is the least power of two for which no number exceeds 32639. A power of two, so that
-/// scaling rounds nothing, wherever in a product it takes place. Of one, number[i] = planes[0][i] and scale is the greatest magnitude / 127.
+/// With two planes, number[i] = 256 · planes[0][i] + planes[1][i]. On AVX2 both planes together hold 16-bit words instead, every four
+/// in the order 0, 2, 1, 3 ([`Simd::store_numbers`]). The scale is the least power of two for which no number exceeds 32639. As a power
+/// of two, it causes no rounding, wherever in a product it is applied. With one plane, number[i] = planes[0][i], and the scale is the
+/// greatest magnitude / 127.
 #[derive(Clone, Copy)]
 #[repr(C, align(32))]
 pub(crate) struct ActBlock<const PLANES: usize> {
@@ -29,34 +31,34 @@ pub(crate) struct ActBlock<const PLANES: usize> {
     pub(crate) sums: ActSums,
 }
 
-/// What else is known of a block.
+/// The scale of a block and the sums of its numbers.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct ActSums {
     pub(crate) scale: f32,
-    /// −Σ number, of the whole block.
+    /// −Σ number over the whole block.
     pub(crate) minus_sum: i32,
-    /// −Σ number, of either half.
+    /// −Σ number over each half.
     pub(crate) minus_half_sums: [i32; 2],
-    /// scale · Σ number, of the whole block.
+    /// scale · Σ number over the whole block.
     pub(crate) scaled_sum: f32,
-    /// scale · Σ number, of either half.
+    /// scale · Σ number over each half.
     pub(crate) scaled_half_sums: [f32; 2],
     _pad: u32,
 }
 
 const _: () = assert!(size_of::<ActBlock<1>>() == 64 && size_of::<ActBlock<2>>() == 96);
 
-/// What a block's numbers are.
+/// The format of a block's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ActForm {
-    /// 8 bits; 2 bytes an element, and a line at most.
+    /// 8 bits; 2 bytes per element, and up to a cache line more per row.
     Bytes,
-    /// 16 bits; 3 bytes an element, and two lines at most.
+    /// 16 bits; 3 bytes per element, and up to two cache lines more per row.
     Words,
-    /// 16 bits, and a row's blocks are followed by their numbers once more, as the matrix unit takes them ([`crate::Packing::takes_tiles`]):
-    /// for every block 32 times scale · 256 · upper byte, then 32 times scale · lower byte, in bfloat16, which holds both exactly, of every
-    /// four in the order 0, 2, 1, 3; then every block's scaled sum. Some 7 bytes an element.
+    /// 16 bits. A row's blocks are followed by their numbers once more, in the matrix unit's layout ([`crate::Packing::takes_tiles`]).
+    /// For every block these are 32 values of scale · 256 · upper byte, then 32 of scale · lower byte, every four ordered 0, 2, 1, 3.
+    /// They are stored in bfloat16, which holds both exactly. Then follow the scaled sums of all blocks. About 7 bytes per element.
     Tiled,
 }
 
@@ -67,12 +69,13 @@ pub struct ActLayout {
     pub rows: usize,
     /// Elements per row; a multiple of 32.
     pub k: usize,
-    /// Its numbers.
+    /// The format of the numbers.
     pub form: ActForm,
 }
 
 impl ActLayout {
-    /// Bytes of the buffer, which must be aligned to 32, with tiles to 64. Panics if `k` is not a multiple of 32 or the size overflows.
+    /// Bytes of the buffer, which must be aligned to 32, or with tiles to 64. Panics if `k` is not a multiple of 32 or the size
+    /// overflows.
     pub fn bytes(self) -> usize {
         self.rows.checked_mul(self.row_bytes()).expect("activation buffer exceeds the address space")
     }
@@ -96,24 +99,24 @@ impl ActLayout {
         if self.form == ActForm::Bytes { size_of::<ActBlock<1>>() } else { size_of::<ActBlock<2>>() }
     }
 
-    /// Panics unless a buffer of this layout begins where its parts want to lie.
+    /// Panics unless the buffer has the alignment of this layout.
     fn check_alignment(self, buffer: &[u8]) {
         let alignment = if self.form == ActForm::Tiled { LINE } else { align_of::<ActBlock<2>>() };
         assert!(buffer.as_ptr().addr().is_multiple_of(alignment), "activation buffer not aligned to {alignment}");
     }
 
-    /// Where in a row its tiles begin.
+    /// Byte offset of a row's tiles in the row.
     pub(crate) fn tiles_at(self) -> usize {
         (self.k / BLOCK).saturating_mul(self.block_bytes()).saturating_add(LINE - 1) / LINE * LINE
     }
 
-    /// Where in a row the sums of its blocks follow.
+    /// Byte offset of the blocks' sums in a row.
     pub(crate) fn sums_at(self) -> usize {
         (self.k / BLOCK).saturating_mul(ACT_TILE_BYTES).saturating_add(self.tiles_at())
     }
 }
 
-/// As many bytes, and as few more as make them an odd number of lines: the rows of a tile shall not meet in one set of the cache.
+/// Rounds up to an odd number of cache lines, so that the rows of a tile do not map to the same set of the cache.
 fn odd_lines(bytes: usize) -> usize {
     (bytes.div_ceil(LINE) | 1) * LINE
 }
@@ -126,9 +129,9 @@ pub struct Acts<'a> {
 }
 
 impl<'a> Acts<'a> {
-    /// Reads a buffer that [`quantize_acts`] has filled, on the instruction set that will multiply it: how 16 bits lie is between those two,
-    /// and another set would make wrong sums of them. Panics if it is shorter than the layout or not aligned to its
-    /// blocks (32 bytes; with tiles 64).
+    /// Wraps a buffer that [`quantize_acts`] has filled on the instruction set that will multiply it. The layout of 16-bit numbers
+    /// depends on the instruction set; another one would compute wrong sums. Panics if the buffer is shorter than the layout, or not
+    /// aligned to its blocks (32 bytes; with tiles 64).
     pub fn new(layout: ActLayout, buffer: &'a [u8]) -> Acts<'a> {
         let bytes = layout.bytes();
         assert!(buffer.len() >= bytes, "activation buffer of {} bytes, {bytes} needed", buffer.len());
@@ -150,10 +153,9 @@ impl<'a> Acts<'a> {
 /// Quantizes one row of `k` floats into `dst`, one row of a buffer of this layout (`row_bytes` long, aligned as in
 /// [`Acts::new`]).
 ///
-/// Per block of 32, of 16 bits: scale is the least power of two with amax / 32639 ≤ scale; number = x / scale, rounded
-/// to nearest even. Of 8: scale = amax / 127; number = x · (127 / amax), rounded likewise. Blocks with amax below 2⁻¹⁰⁰
-/// become zeros. A block that holds a NaN, an infinity or a magnitude from 2¹⁰⁰ on gets the scale NaN, so that the
-/// fault shows in the result.
+/// Per block of 32 with 16 bits, the scale is the least power of two with amax / 32639 ≤ scale, and number = x / scale, rounded to
+/// nearest even. With 8 bits, scale = amax / 127 and number = x · (127 / amax), rounded likewise. Blocks with amax below 2⁻¹⁰⁰ become
+/// zeros. A block with a NaN, an infinity or a magnitude of 2¹⁰⁰ or more gets the scale NaN, so that the fault shows in the result.
 ///
 /// Panics if the lengths disagree.
 pub fn quantize_acts(isa: Isa, layout: ActLayout, x: &[f32], dst: &mut [u8]) {
@@ -187,7 +189,7 @@ unsafe fn blocks_mut<const PLANES: usize>(bytes: &mut [u8]) -> &mut [ActBlock<PL
 struct QuantizeRow<'a, const PLANES: usize> {
     x: &'a [f32],
     blocks: &'a mut [ActBlock<PLANES>],
-    /// As many as blocks, or none; of two planes alone.
+    /// One per block, or none; only with two planes.
     tiles: &'a mut [[u8; ACT_TILE_BYTES]],
 }
 
@@ -204,7 +206,7 @@ impl<const PLANES: usize> Kernel for QuantizeRow<'_, PLANES> {
     }
 }
 
-/// Number of blocks that share the search for their greatest magnitudes and their sums: half of them fill a vector.
+/// Number of blocks whose greatest magnitudes and sums are found together: their halves fill a vector.
 const TOGETHER: usize = LANES / 2;
 
 #[inline(always)]
@@ -214,7 +216,7 @@ fn quantize_blocks<S: Simd, const PLANES: usize>(
     blocks: &mut [ActBlock<PLANES>],
     tiles: &mut [[u8; ACT_TILE_BYTES]],
 ) {
-    // Magnitudes compare as their bits do, and NaN is the greatest of them: it cannot get lost.
+    // Magnitudes compare like their bits, and NaN is the greatest: it cannot get lost.
     let mut most = [s.splat_i(0); TOGETHER];
     for (most, x) in most.iter_mut().zip(x) {
         let [low, high] = load_block(s, x);
@@ -251,12 +253,12 @@ fn quantize_blocks<S: Simd, const PLANES: usize>(
     }
 }
 
-/// What [`fold`] makes of two lanes: the greater one.
+/// Mode of [`fold`]: the greater of two lanes.
 const MAX: bool = false;
-/// Their sum.
+/// Mode of [`fold`]: the sum of two lanes.
 const ADD: bool = true;
 
-/// Of neighbouring lanes one: eight of the first vector, then eight of the second.
+/// Combines each pair of neighbouring lanes into one: eight results from the first vector, then eight from the second.
 #[inline(always)]
 fn fold<S: Simd, const HOW: bool>(s: S, low: S::I, high: S::I) -> S::I {
     let [even, odd] = s.unzip(s.as_floats(low), s.as_floats(high));
@@ -264,7 +266,7 @@ fn fold<S: Simd, const HOW: bool>(s: S, low: S::I, high: S::I) -> S::I {
     if HOW == ADD { s.add_i(even, odd) } else { s.max_i(even, odd) }
 }
 
-/// What the lanes of either half of a vector come to, vector after vector.
+/// Combines the lanes of each half of a vector into one, vector after vector.
 #[inline(always)]
 fn halves_of<S: Simd, const HOW: bool>(s: S, v: [S::I; TOGETHER]) -> S::I {
     let [a, b, c, d, e, f, g, h] = v;
@@ -314,29 +316,29 @@ fn store_tile<S: Simd>(s: S, numbers: [S::I; 2], scale: f32, tile: &mut [u8; ACT
     }
 }
 
-/// The scales of blocks, and what to multiply by for their numbers.
+/// Returns the scales of blocks, and the factors that turn values into numbers.
 #[inline(always)]
 fn act_scales<S: Simd, const PLANES: usize>(s: S, amax: S::F) -> (S::F, S::F) {
-    // Between these neither the scale nor its inverse, nor any sum of scaled products, leaves the range of normal floats.
+    // Within these limits the scale, its inverse and all sums of scaled products stay normal floats.
     let (little, much) = (s.splat(f32::from_bits((127 - 100) << 23)), s.splat(f32::from_bits((127 + 100) << 23)));
     let (scale, inverse) = match PLANES {
         1 => (s.div(amax, s.splat(BYTE_MAX)), s.div(s.splat(BYTE_MAX), amax)),
         _ => word_scales(s, amax),
     };
-    // NaN is less than nothing.
+    // A NaN fails the comparison and gets the scale NaN, like an infinity.
     let scale = s.select_lt(amax, much, scale, s.splat(f32::NAN));
     let inverse = s.select_lt(amax, much, inverse, s.zero());
     (s.select_lt(amax, little, s.zero(), scale), s.select_lt(amax, little, s.zero(), inverse))
 }
 
-/// The same of 16 bits, for what is neither too little nor too much.
+/// [`act_scales`] for 16 bits, for values within its limits.
 #[inline(always)]
 fn word_scales<S: Simd>(s: S, amax: S::F) -> (S::F, S::F) {
     const MANTISSA: i32 = (1 << 23) - 1;
     const EXPONENT: i32 = 14;
     const MOST: i32 = WORD_MAX.to_bits().cast_signed() & MANTISSA;
     const _: () = assert!(WORD_MAX.to_bits().cast_signed() >> 23 == 127 + EXPONENT);
-    // The largest number · scale has the exponent of amax, or, where amax has the greater mantissa, the next one.
+    // The largest number · scale has the exponent of amax, or the next one if amax has the greater mantissa.
     let power = s.and_i(s.add_i(s.bits(amax), s.splat_i(MANTISSA - MOST)), s.splat_i(!MANTISSA));
     let bits = s.sub_i(power, s.splat_i(EXPONENT << 23));
     (s.as_floats(bits), s.as_floats(s.sub_i(s.splat_i((2 * 127) << 23), bits)))

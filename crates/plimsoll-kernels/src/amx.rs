@@ -1,8 +1,8 @@
 //! The matrix unit (AMX) of x86-64: eight tiles of sixteen rows of 64 bytes, products of bytes into 32-bit sums and of bfloat16 into
-//! floats. The compiler knows no stable intrinsics for it, so its instructions are written here; what is multiplied is the business
-//! of `linear/amx.rs` (by [`group`]) and, by [`square`], [`column`] and [`strip`], of `linear/bf16.rs` and `attention/bf16.rs`.
+//! floats. The compiler has no stable intrinsics for it, so the instructions are inline assembly. `linear/amx.rs` uses [`group`];
+//! `linear/bf16.rs` and `attention/bf16.rs` use [`square`], [`column`] and [`strip`].
 //!
-//! The contents of tiles live from one block of assembly to the next: the compiler never uses these registers by itself.
+//! Tiles keep their contents from one block of assembly to the next: the compiler never uses these registers by itself.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
@@ -11,7 +11,7 @@ use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 mod emulated;
 pub(crate) mod group;
 
-/// How the unit is told what its tiles hold.
+/// The unit's configuration: the shapes of its tiles.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Shapes {
@@ -23,11 +23,11 @@ struct Shapes {
 }
 
 impl Shapes {
-    /// No tiles yet.
+    /// A configuration without tiles.
     const NONE: Shapes = Shapes { palette: 1, start: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
 }
 
-/// Sets the unit of this thread up for [`group`]: products of `rows` rows of `group` bytes.
+/// Configures this thread's unit for [`group`]: products of `rows` rows of `group` bytes.
 pub(crate) fn configure(rows: usize, group: usize) {
     assert!(rows <= 16 && group <= 64 && group.is_multiple_of(4), "a tile of {rows} rows of {group} bytes");
     let (rows, quads, group) = (rows as u8, (group / 4) as u8, group as u16);
@@ -37,20 +37,20 @@ pub(crate) fn configure(rows: usize, group: usize) {
     load_shapes(&shapes);
 }
 
-/// Sets the unit of this thread up for [`column`], of tiles of `rows` rows; unless these are sixteen, of one. With sixteen also for
+/// Configures this thread's unit for [`column`] with tiles of `rows` rows: one tile, or several of sixteen rows. With sixteen also for
 /// [`square`].
 pub(crate) fn configure_rows(rows: usize) {
-    // Tile 0 is of sums, 4 of rows.
+    // Tile 0 holds sums, tile 4 rows.
     configure_tiles(rows, [0, 4]);
 }
 
-/// Sets the unit of this thread up for [`strip`], of a tile of `rows` rows. With sixteen also for [`column`] and [`square`].
+/// Configures this thread's unit for [`strip`] with a tile of `rows` rows. With sixteen also for [`column`] and [`square`].
 pub(crate) fn configure_strip(rows: usize) {
-    // The first four are of sums, 6 of rows.
+    // Tiles 0 to 3 hold sums, tile 6 rows.
     configure_tiles(rows, [0, 1, 2, 3, 6]);
 }
 
-/// Eight tiles, all of them full but for `few`.
+/// Configures eight tiles: `few` have `rows` rows, the others sixteen.
 fn configure_tiles<const N: usize>(rows: usize, few: [usize; N]) {
     assert!(rows <= 16, "a tile of {rows} rows");
     let mut shapes = Shapes::NONE;
@@ -73,7 +73,7 @@ fn load_shapes(shapes: &Shapes) {
     }
 }
 
-/// Gives the unit's state back: from here on the system need not save it.
+/// Releases the unit's state: from here on the system need not save it.
 pub(crate) fn release() {
     // SAFETY: as for `configure`.
     unsafe {
@@ -83,10 +83,10 @@ pub(crate) fn release() {
     }
 }
 
-/// Adds to the sums of two times two tiles, or begins them: `rows` are two tiles of sixteen rows, `codes` two panels' tiles in
-/// turn, all of `groups` groups, tiles of a row and pairs of the panels' one behind the other. Sums lie as tiles of row 0, panel
-/// 0; row 0, panel 1; row 1, panel 0; row 1, panel 1. In each, elements are multiplied into two sums, those of the first and
-/// those of the second of every pair, from zero, in order; then the two are added to each other, and that to what was there.
+/// Adds products to the sums of two times two tiles, or begins the sums. `rows` are two tiles of sixteen rows; `codes` has tiles of two
+/// panels in turn. Both have `groups` groups, one tile or pair of tiles after the other. The sums are stored as tiles of row 0, panel
+/// 0; row 0, panel 1; row 1, panel 0; row 1, panel 1. For each, the first elements of all pairs are multiplied into one sum and the
+/// second elements into another, from zero, in order. Then the two are added, and their sum to the stored value.
 ///
 /// # Safety
 /// [`configure_rows`] or [`configure_strip`] was called for sixteen, and all pointers are valid for as much as this says.
@@ -161,7 +161,7 @@ pub(crate) unsafe fn begin_sums<const N: usize>() {
     unsafe { each_tile!(N, zero) }
 }
 
-/// Writes them: a tile every `step` floats, its rows every `row_bytes` bytes.
+/// Writes these sums: a tile every `step` floats, its rows every `row_bytes` bytes.
 ///
 /// # Safety
 /// All that is valid for writing, and [`begin_sums`] was called.
@@ -178,8 +178,8 @@ pub(crate) unsafe fn end_sums<const N: usize>(sums: *mut f32, step: usize, row_b
     unsafe { each_tile!(N, write) }
 }
 
-/// Multiplies a group of `N` tiles of rows, the first at `rows.0` and each `rows.1` bytes behind the one before, by that of a panel.
-/// Sums are formed as in [`square`].
+/// Multiplies a group of `N` tiles of rows by the same group of a panel. The first tile is at `rows.0`, the others `rows.1` bytes
+/// apart. Sums are formed as in [`square`].
 ///
 /// # Safety
 /// [`configure_rows`] was called, for sixteen rows if there are several tiles, or [`configure_strip`] for sixteen; then [`begin_sums`].
@@ -201,8 +201,8 @@ pub(crate) unsafe fn column<const N: usize>(panel: *const u8, rows: (*const u8, 
     }
 }
 
-/// One tile of rows times the first `P` of some panels, of `groups` groups each: tiles of the row and of a panel lie one behind the
-/// other. Sums are formed as in [`square`]; a panel's are sixteen floats of each row, rows `row_bytes` apart.
+/// Multiplies one tile of rows by the first `P` of some panels, of `groups` groups each. The tiles of the row and of a panel follow
+/// each other. Sums are formed as in [`square`]; those of a panel are sixteen floats of each row, rows `row_bytes` apart.
 ///
 /// # Safety
 /// [`configure_strip`] was called for these rows, and all pointers are valid for as much as this says.
@@ -233,7 +233,7 @@ pub(crate) unsafe fn strip<const P: usize>(
     }
 }
 
-/// Whether processor and system let this process use the unit. Asks the system for it. This crate's unit tests have one on every Linux.
+/// Whether the processor and the system let this process use the unit. Requests it from the system. Unit tests have it on every Linux.
 pub(crate) fn available() -> bool {
     #[cfg(all(test, target_os = "linux"))]
     {
@@ -247,7 +247,7 @@ pub(crate) fn available() -> bool {
 }
 
 fn there() -> bool {
-    // Processor: bfloat16, tiles and byte products (leaf 7: edx 22, 24 and 25); system: their state is saved (XCR0 17 and 18).
+    // Processor: bfloat16, tiles and byte products (leaf 7: edx 22, 24 and 25). System: it saves their state (XCR0 17 and 18).
     const AMX: u32 = 1 << 22 | 1 << 24 | 1 << 25;
     const STATE: u64 = 1 << 17 | 1 << 18;
     const OSXSAVE: u32 = 1 << 27;
@@ -268,7 +268,7 @@ unsafe fn xcr0() -> u64 {
     unsafe { _xgetbv(0) }
 }
 
-/// Asks Linux for the tiles' state, for all threads of the process: 8 KiB a thread are not given unasked.
+/// Requests the tiles' state from Linux, for all threads of the process: 8 KiB per thread, which it grants only on request.
 #[cfg(target_os = "linux")]
 fn permitted() -> bool {
     const ARCH_PRCTL: usize = 158;

@@ -1,14 +1,14 @@
 //! Attention of a few query rows over paged keys and values, for one key/value head and its group of query heads: entry points,
 //! checks, and how partial results combine. A split is computed in `attention/split.rs`.
 //!
-//! Positions are cut into *splits* of [`SPLIT`] at absolute positions. Within a split: scores (lane = position, one
-//! chain over head_dim), their maximum, exponentials, their sum, and Σ p · V (lane = dimension, one chain over
-//! positions, ascending). Splits combine in ascending order. This is always so, in prefill and decode, on one thread or
-//! many (what is rounded has other chains, `attention/bf16.rs`, and they too are always the same); a query's result
-//! therefore does not depend on the rows beside it nor on which thread computed which split.
+//! Positions are cut into *splits* of [`SPLIT`] at absolute positions. A split computes its scores (lane = position, one chain over
+//! head_dim), their maximum, exponentials, their sum, and Σ p · V (lane = dimension, one chain over positions, ascending). Splits
+//! combine in ascending order. This order is the same in prefill and decode, on one thread or many. Attention in bfloat16 has other
+//! chains (`attention/bf16.rs`), and they too are always the same. A query's result therefore does not depend on the rows beside it,
+//! nor on the thread that computed a split.
 //!
-//! Neighbouring rows that have all pages of a split in common, of one sequence or of several that begin alike, are a *run*: its keys
-//! and values are loaded once for all of them.
+//! Neighbouring rows that share all pages of a split form a *run*. They belong to one sequence, or to several with the same beginning.
+//! The keys and values of a run are loaded once for all its rows.
 
 #[cfg(target_arch = "x86_64")]
 mod bf16;
@@ -24,11 +24,11 @@ use split::Split;
 
 /// Positions in a split.
 pub const SPLIT: usize = 512;
-/// Its pages.
+/// Pages in a split.
 pub const SPLIT_PAGES: usize = SPLIT / PAGE;
 /// Queries (row, head) computed together.
 const TILE: usize = 8;
-/// The same when they are rounded: four tiles of the matrix unit.
+/// Queries computed together in bfloat16: four tiles of the matrix unit.
 const BF16_TILE: usize = 64;
 /// Floats before the accumulator of a partial result: maximum, sum, padding.
 const HEADER: usize = LANES;
@@ -36,7 +36,7 @@ const HEADER: usize = LANES;
 /// The positions a query row sees: `first..end` of its sequence.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
-    /// Where the sequence's pages begin in [`KvPages::pages`].
+    /// Index of the sequence's first page in [`KvPages::pages`].
     pub pages_at: u32,
     /// First visible position.
     pub first: u32,
@@ -44,17 +44,17 @@ pub struct Span {
     pub end: u32,
 }
 
-/// The cache, as one key/value head of one layer sees it.
+/// The KV cache, seen by one key/value head of one layer.
 #[derive(Clone, Copy)]
 pub struct KvPages<'a> {
     /// The layer's shape.
     pub layout: KvLayout,
     /// The layer's part of page 0.
     pub base: *const u8,
-    /// Bytes from a page to the next.
+    /// Distance of two pages, in bytes.
     pub stride: usize,
-    /// Page ids of all sequences: positions `16 i .. 16 i + 16` of the one that begins at `at` are in page `pages[at + i]`, which
-    /// lies at `base + pages[at + i] · stride`.
+    /// Page ids of all sequences. For a sequence that begins at `at`, positions `16 i .. 16 i + 16` are in page `pages[at + i]`, which is
+    /// at `base + pages[at + i] · stride`.
     pub pages: &'a [u32],
     /// The key/value head.
     pub kv_head: usize,
@@ -69,24 +69,24 @@ pub struct Queries<'a> {
     pub ld: usize,
     /// Query heads that share the key/value head.
     pub heads: usize,
-    /// The positions that each row attends to, one span per row.
+    /// The visible positions of each row; one span per row.
     pub spans: &'a [Span],
 }
 
-/// How scores are formed.
+/// The parameters of the scores and the softmax.
 #[derive(Clone, Copy, Debug)]
 pub struct AttendParams<'a> {
-    /// Queries are multiplied by it first.
+    /// Factor on the queries.
     pub scale: f32,
     /// If set, score = cap · tanh(score / cap).
     pub softcap: Option<f32>,
-    /// Queries, keys, probabilities and values are rounded to bfloat16: twice as fast and more, where [`Isa::rounds_attention`].
+    /// Queries, keys, probabilities and values are rounded to bfloat16: at least twice as fast, if [`Isa::rounds_attention`].
     pub bf16: bool,
-    /// A logit for each head of the group. It takes part in the softmax once, and has no value.
+    /// One extra logit per head of the group: it takes part in the softmax and has no value.
     pub sinks: Option<&'a [f32]>,
 }
 
-/// Where results go: row r, head h at `ptr + r · ld + h · width`.
+/// The output: row r, head h at `ptr + r · ld + h · width`.
 #[derive(Clone, Copy)]
 pub struct AttendOutput {
     /// Row 0, the group's first head.
@@ -95,17 +95,18 @@ pub struct AttendOutput {
     pub ld: usize,
 }
 
-/// Floats of the partial result of one query (row, head) over one split.
+/// Returns the floats of the partial result of one query (row, head) over one split.
 pub fn attend_partial_len(layout: &KvLayout) -> usize {
     HEADER + layout.head_dim()
 }
 
-/// Floats of scratch that [`attend`] needs for `rows` rows of `heads` heads.
+/// Returns the floats of scratch that [`attend`] needs for `rows` rows of `heads` heads.
 pub fn attend_scratch_len(layout: &KvLayout, bf16: bool, rows: usize, heads: usize) -> usize {
     attend_split_scratch_len(layout, bf16) + (rows * heads + tile(bf16)) * attend_partial_len(layout)
 }
 
-/// Floats of scratch that [`attend_split`] needs: a tile's scaled queries and scores; when rounded, the split's keys and values too.
+/// Returns the floats of scratch that [`attend_split`] needs: a tile's scaled queries and scores; in bfloat16 the split's keys and
+/// values too.
 pub fn attend_split_scratch_len(layout: &KvLayout, bf16: bool) -> usize {
     #[cfg(target_arch = "x86_64")]
     if bf16 {
@@ -114,24 +115,24 @@ pub fn attend_split_scratch_len(layout: &KvLayout, bf16: bool) -> usize {
     tile(bf16) * (layout.head_dim() + SPLIT)
 }
 
-/// Queries computed together.
+/// Returns the number of queries computed together.
 fn tile(bf16: bool) -> usize {
     if bf16 { BF16_TILE } else { TILE }
 }
 
 impl<'a> KvPages<'a> {
-    /// Returns the pages of the sequence whose list begins at `at`.
+    /// The pages of the sequence that begins at `at`.
     fn of(&self, at: u32) -> KvPages<'a> {
         KvPages { pages: &self.pages[at as usize..], ..*self }
     }
 
-    /// The ids of a split's pages. Of a sequence that ends before, the next one's may be among them, which does no harm: equal ids are
-    /// equal pages. None where the list of all ends.
+    /// The ids of a split's pages; none past the end of the list. If the sequence ends before the split does, the next sequence's ids are
+    /// among them. This does no harm: equal ids are equal pages.
     fn of_split(&self, at: u32, split: usize) -> Option<&'a [u32]> {
         self.pages.get(at as usize + split * SPLIT_PAGES..)?.get(..SPLIT_PAGES)
     }
 
-    /// K of this head in the page of position `16 · page` of the first sequence; V follows at `layout.half_bytes()`.
+    /// Returns K of this head in the page of position `16 · page` of the first sequence; V follows at `layout.half_bytes()`.
     ///
     /// # Safety
     /// The page is within the sequence.
@@ -155,13 +156,13 @@ impl<'a> Queries<'a> {
         self.spans.len() * self.heads
     }
 
-    /// The queries of flat index `query` = row · heads + head.
+    /// Returns the query with flat index `query` = row · heads + head.
     fn get(&self, query: usize, width: usize) -> &[f32] {
         let (row, head) = (query / self.heads, query % self.heads);
         &self.data[row * self.ld + head * width..][..width]
     }
 
-    /// The positions a query sees, as a range.
+    /// Returns the first visible position of a query and one past the last.
     fn span(&self, query: usize) -> (usize, usize) {
         let span = self.spans[query / self.heads];
         (span.first as usize, span.end as usize)
@@ -178,7 +179,7 @@ fn check(isa: Isa, kv: &KvPages<'_>, queries: &Queries<'_>, params: &AttendParam
     assert!(!params.bf16 || isa.rounds_attention() && isa.available(), "{isa} does not multiply what is rounded");
 }
 
-/// Attention of all rows of `queries` over all they see. A row that sees nothing becomes zeros.
+/// Computes attention of all rows of `queries` over their visible positions. A row that sees nothing becomes zeros.
 ///
 /// `scratch` holds at least [`attend_scratch_len`] floats. Panics if it does not, or if spans exceed the pages.
 ///
@@ -217,8 +218,8 @@ pub unsafe fn attend(
     }
 }
 
-/// The part of [`attend`] that concerns positions `split · SPLIT .. (split + 1) · SPLIT`: one partial result of
-/// [`attend_partial_len`] floats per query, row after row, to be combined by [`attend_combine`].
+/// Computes [`attend`] for positions `split · SPLIT .. (split + 1) · SPLIT`: one partial result of [`attend_partial_len`] floats per
+/// query, row after row. [`attend_combine`] combines them.
 ///
 /// # Safety
 /// As for [`attend`], without its output.
@@ -243,8 +244,8 @@ pub unsafe fn attend_split(
     unsafe { tiles(isa, kv, queries, params, split, scratch, write) };
 }
 
-/// Gives `each` every tile of every run of a split: its first query, how many, and what computes their partial results, which must be
-/// clear.
+/// Calls `each` for every tile of every run of a split, with its first query, the number of queries, and a function that computes their
+/// partial results into cleared memory.
 ///
 /// # Safety
 /// As for [`attend_split`] after its checks, with as much scratch.
@@ -271,7 +272,7 @@ unsafe fn tiles(
     }
 }
 
-/// The rows that see something of a split, as runs of neighbours that have its pages in common: their first row and how many.
+/// Returns the rows that see a part of a split, as runs of neighbours that share its pages: first row and number of rows.
 pub fn attend_runs<'a>(kv: &KvPages<'a>, spans: &'a [Span], split: usize) -> impl Iterator<Item = (usize, usize)> {
     let sees = move |span: &Span| attend_splits(std::slice::from_ref(span)).contains(&split);
     let alike = move |a: &Span, b: &Span| {
@@ -287,7 +288,7 @@ pub fn attend_runs<'a>(kv: &KvPages<'a>, spans: &'a [Span], split: usize) -> imp
     })
 }
 
-/// A split in either arithmetic, tile by tile.
+/// A split, computed tile by tile in single precision or bfloat16.
 enum Running<'a> {
     Full(Split<'a>),
     #[cfg(target_arch = "x86_64")]
@@ -335,7 +336,7 @@ impl<'a> Running<'a> {
     }
 }
 
-/// The splits, from the first to one past the last, that any of these rows sees.
+/// Returns the range of splits that any of these rows sees.
 pub fn attend_splits(spans: &[Span]) -> std::ops::Range<usize> {
     let seen = spans.iter().filter(|span| span.first < span.end);
     let first = seen.clone().map(|span| span.first as usize / SPLIT).min();
@@ -343,8 +344,8 @@ pub fn attend_splits(spans: &[Span]) -> std::ops::Range<usize> {
     first.unwrap_or(0)..end.unwrap_or(0)
 }
 
-/// Adds the partial results of later splits to `states`, those of earlier ones, each in the layout of [`attend_split`]: what
-/// [`attend_combine`] does before it writes, for splits that do not all fit at once.
+/// Adds the partial results of later splits to `states`, the combined results of earlier ones, each in the layout of [`attend_split`].
+/// [`attend_combine`] does the same before it writes. Use this if the results of all splits do not fit into memory at once.
 ///
 /// Panics if the length of `partials` is not a multiple of that of `states`.
 pub fn attend_merge(isa: Isa, layout: &KvLayout, states: &mut [f32], partials: &[f32]) {
@@ -356,8 +357,9 @@ pub fn attend_merge(isa: Isa, layout: &KvLayout, states: &mut [f32], partials: &
     }
 }
 
-/// Combines partial results, and the heads' `sinks`, into the output of `rows` rows of `heads` heads. `partials` holds those of consecutive splits, each
-/// as [`attend_split`] wrote it; its first part is used as working space. Splits that no row sees may be left out.
+/// Combines partial results, and the heads' `sinks`, into the output of `rows` rows of `heads` heads. `partials` holds the results of
+/// consecutive splits, each as [`attend_split`] wrote it; its first part is used as working space. Splits that no row sees may be left
+/// out.
 ///
 /// Panics if the length of `partials` is no positive multiple of a split's.
 ///

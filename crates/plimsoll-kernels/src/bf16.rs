@@ -1,14 +1,14 @@
-//! Rows of a prompt, or all rows if a server was told so, rounded to bfloat16 and laid out as the matrix unit takes
-//! them. They take half the bytes, and the order of a product's sums is the unit's own (`linear/bf16.rs`). `acts`
-//! has the exact rows.
+//! Rows rounded to bfloat16 in the matrix unit's layout: rows of a prompt, or all rows if the server is configured so. They take half
+//! the bytes, and the order of a product's sums is the unit's (`linear/bf16.rs`). `acts` has the exact rows.
 
 use crate::isa::{Isa, Kernel};
 use crate::simd::{LANES, Simd};
 use crate::sizes::BLOCK;
 pub(crate) use crate::sizes::{TILE_BYTES, TILE_LINE, TILE_ROWS};
 
-/// The shape of a buffer of rounded activations: for every sixteen rows, for every 32 elements, those of the first row, of the
-/// second, and so on; of every four elements in the order 0, 2, 1, 3. The last tiles are as large as the others; what is there beyond the last row never matters.
+/// The shape of a buffer of activations in bfloat16. For every sixteen rows and every 32 elements it has the elements of the first row,
+/// of the second, and so on, every four ordered 0, 2, 1, 3. The last tiles are as large as the others; their surplus rows are never
+/// used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bf16Layout {
     /// Rows (tokens).
@@ -23,12 +23,12 @@ impl Bf16Layout {
         self.tiles().checked_mul(self.tile_bytes()).expect("activation buffer exceeds the address space")
     }
 
-    /// How many times sixteen rows there are.
+    /// Returns the number of tiles of sixteen rows.
     pub(crate) fn tiles(self) -> usize {
         self.rows.div_ceil(TILE_ROWS)
     }
 
-    /// The rows of one of them.
+    /// Returns the rows of a tile.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit's alone"))]
     pub(crate) fn tile(self, tile: usize) -> std::ops::Range<usize> {
         tile * TILE_ROWS..self.rows.min((tile + 1) * TILE_ROWS)
@@ -49,7 +49,7 @@ pub struct Bf16Acts<'a> {
 }
 
 impl<'a> Bf16Acts<'a> {
-    /// Reads a buffer that [`round_row`] has filled. Panics if it is shorter than the layout or not aligned to 64 bytes.
+    /// Wraps a buffer that [`round_row`] has filled. Panics if it is shorter than the layout or not aligned to 64 bytes.
     pub fn new(layout: Bf16Layout, buffer: &'a [u8]) -> Bf16Acts<'a> {
         let bytes = layout.bytes();
         assert!(buffer.len() >= bytes, "activation buffer of {} bytes, {bytes} needed", buffer.len());
@@ -62,29 +62,29 @@ impl<'a> Bf16Acts<'a> {
         self.layout
     }
 
-    /// The tile of sixteen rows and the 32 elements of a group.
+    /// Returns the tile of sixteen rows and the 32 elements of a group.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit's alone"))]
     pub(crate) fn tile(&self, tile: usize, group: usize) -> *const u8 {
         self.buffer[tile * self.layout.tile_bytes() + group * TILE_BYTES..].as_ptr()
     }
 }
 
-/// The nearest bfloat16, of two equally near ones the greater in magnitude, is the upper half of this. Of what is no number it is none
-/// either, as long as arithmetic made it so: what a file has, with bits of its own, must not be carried on to a number.
+/// Returns a float whose upper half is the nearest bfloat16, ties away from zero. A NaN from arithmetic stays a NaN. A NaN from a file,
+/// with payload bits, may become a number: use [`round_any`] for it.
 #[inline(always)]
 pub(crate) fn round_up<S: Simd>(s: S, value: S::F) -> S::F {
     s.as_floats(s.add_i(s.bits(value), s.splat_i(1 << 15)))
 }
 
-/// [`round_up`] of anything: no NaN becomes a number.
+/// [`round_up`] for any value: no NaN becomes a number.
 #[inline(always)]
 pub(crate) fn round_any<S: Simd>(s: S, value: S::F) -> S::F {
-    // The upper half of what is not finite says so already.
+    // The upper half of an infinity or a NaN is one, too.
     s.select_lt(s.abs(value), s.splat(f32::INFINITY), round_up(s, value), value)
 }
 
-/// Stores sixteen elements of a row of tiles, rounded. `half` counts them along the row. The row's line begins at the
-/// same place in every tile.
+/// Stores sixteen elements of a row, rounded, into the row's tiles. `half` is the index of the sixteen in the row. The row's line
+/// begins at the same offset in every tile.
 ///
 /// # Safety
 /// `line` is the row's line in its first tile, and the row has these elements.
@@ -94,8 +94,7 @@ pub(crate) unsafe fn store_half<S: Simd>(s: S, line: *mut u8, half: usize, value
     unsafe { s.store_high_words(line.add(half / 2 * TILE_BYTES + half % 2 * 2 * LANES), s.bits(round_any(s, value))) }
 }
 
-/// Rounds `x`, of `k` floats, to row `row` of a buffer of this layout. An infinity stays one, and so does what arithmetic makes of it (a NaN
-/// without payload).
+/// Rounds `x`, of `k` floats, into row `row` of a buffer of this layout. An infinity stays an infinity, and a NaN a NaN.
 ///
 /// Panics if the row is not of this layout.
 ///

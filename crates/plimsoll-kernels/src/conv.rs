@@ -1,8 +1,8 @@
 //! The short causal convolution of recurrent layers: depthwise, mostly with SiLU, and for queries and keys of Gated DeltaNet the
 //! normalisation of the head that follows.
 //!
-//! A row reads its channels' last `taps − 1` inputs of earlier rows; they are part of the sequence's state. So a row's result
-//! depends on its own and those inputs only, wherever a span begins.
+//! The inputs of earlier rows that a row needs are its channels' last `taps − 1` inputs. They are part of the sequence's state. A row's
+//! result therefore depends only on its own input and these, wherever a span begins.
 
 use crate::delta::StateSlots;
 use crate::isa::{Isa, Kernel};
@@ -23,10 +23,10 @@ pub struct ConvRows {
     pub channels: usize,
 }
 
-/// The norm of a head's channels after the convolution and SiLU.
+/// The normalisation of a head's channels after the convolution and SiLU.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum HeadNorm {
-    /// Nothing: values.
+    /// No normalisation: values.
     None,
     /// x / √(Σ x² + 1e-6) · scale: keys, and queries with their scale.
     L2(f32),
@@ -35,38 +35,38 @@ pub enum HeadNorm {
 /// A convolution over some channels.
 #[derive(Clone, Copy)]
 pub struct ConvSpec<'a> {
-    /// As [`conv_weights`] prepared them.
+    /// The weights, as [`conv_weights`] prepared them.
     pub weights: &'a [f32],
-    /// Inputs that a result depends on, its own included.
+    /// Inputs per result, the row's own included.
     pub taps: usize,
-    /// Added to each channel's sum.
+    /// Bias of each channel.
     pub bias: Option<&'a [f32]>,
     /// Whether SiLU follows.
     pub silu: bool,
-    /// The norm that follows.
+    /// The normalisation of the head.
     pub norm: HeadNorm,
-    /// Floats from one input to the next in a slot's history: the channels of the whole layer.
+    /// Distance of two inputs in a slot's history, in floats: the channels of the whole layer.
     pub history_ld: usize,
 }
 
-/// Floats of prepared weights for some channels, see [`conv_weights`].
+/// Returns the floats of prepared weights for some channels, see [`conv_weights`].
 pub fn conv_weights_len(channels: usize, taps: usize) -> usize {
     channels.next_multiple_of(LANES) * taps
 }
 
-/// Floats of scratch that [`causal_conv`] needs.
+/// Returns the floats of scratch that [`causal_conv`] needs.
 pub fn conv_scratch_len(channels: usize, taps: usize) -> usize {
     channels.next_multiple_of(LANES) * (taps - 1)
 }
 
-/// Brings the stored weights of some channels (taps of one channel side by side, the oldest input's first) into the order of use.
-/// Panics if lengths do not fit.
+/// Reorders the stored weights of some channels (taps of one channel side by side, the oldest input's first) for use. Panics if lengths
+/// do not fit.
 pub fn conv_weights(stored: &[f32], taps: usize, into: &mut [f32]) {
     dilated_conv_weights(stored, (taps, 1), into);
 }
 
-/// The same for a convolution whose inputs are `dilation` rows apart: for one of `(taps - 1) * dilation + 1` taps, with zeros between
-/// the stored ones.
+/// [`conv_weights`] for a convolution whose inputs are `dilation` rows apart. The result has `(taps - 1) * dilation + 1` taps, with
+/// zeros between the stored ones.
 pub fn dilated_conv_weights(stored: &[f32], (taps, dilation): (usize, usize), into: &mut [f32]) {
     let channels = stored.len() / taps;
     assert_eq!(stored.len(), channels * taps, "whole channels of {taps} taps");
@@ -80,7 +80,7 @@ pub fn dilated_conv_weights(stored: &[f32], (taps, dilation): (usize, usize), in
     }
 }
 
-/// Convolves the rows of a span (as many as `slots.out` names) over time, applies SiLU and `norm`.
+/// Convolves the rows of a span (as many as `slots.out` has) over time, applies SiLU and `norm`.
 ///
 /// For each channel: `y = bias + Σ weight[t] · x[row − taps + 1 + t]`, one chain of fused multiply-adds from the oldest input on. A
 /// slot holds `taps − 1` inputs, oldest first, `history_ld` floats apart.

@@ -1,13 +1,14 @@
 //! Recurrent layers with a state of one matrix of `key_dim` × `value_dim` a head, row by row: the gated delta rule, and Mamba-2's.
 //!
 //! For each row, with decay d = e^g, write strength b, and q, k, v of the row:
-//! kept = Sᵀk, δ = (v − d·kept)·b, out = d·Sᵀq + δ·(k·q), then S = d·S + k⊗δ. That is the rule of Gated DeltaNet (Yang et al., 2024,
-//! arXiv 2412.06464) with both products taken before the update: each element of S is read and written once a row.
+//! kept = Sᵀk, δ = (v − d·kept)·b, out = d·Sᵀq + δ·(k·q), then S = d·S + k⊗δ. This is the rule of Gated DeltaNet (Yang et al., 2024,
+//! arXiv 2412.06464). Both products are taken before the update, so each element of S is read and written once per row.
 //! Mamba-2 (Dao, Gu 2024, arXiv 2405.21060) has δ = v·b instead, and adds skip·v to out: k is its B, q its C, b its time step.
 //!
-//! Columns of S do not know of each other. A *tile* of sixteen stays in the first-level cache while all rows of a span pass through
-//! it in order, so prompts, decoding and verified drafts are one arithmetic: how rows are cut into spans, or spans into steps, changes
-//! no bit. A head's matrix lies tile after tile, each `key_dim` rows of its columns; only the kernel knows.
+//! Columns of S are independent. A *tile* of sixteen columns stays in the first-level cache while all rows of a span pass through it in
+//! order. Prompts, decoding and verified drafts therefore share one arithmetic: the division of rows into spans, or of spans into
+//! steps, changes no bit. A head's matrix is stored tile after tile, each with `key_dim` rows of its columns; only this module depends
+//! on that.
 
 use std::ops::Range;
 
@@ -15,29 +16,29 @@ use crate::isa::{Isa, Kernel};
 use crate::math;
 use crate::simd::{LANES, Simd};
 
-/// Columns of a state matrix that lie together.
+/// Columns of a state matrix that are stored together.
 pub const STATE_TILE: usize = LANES;
-/// Tiles that advance together where there are registers for it: they share every broadcast of k and q.
+/// Tiles that advance together if there are registers for it: they share every broadcast of k and q.
 const PAIR: usize = 2;
 
-/// In the `out` of [`StateSlots`]: the state after this row is not kept.
+/// A value in the `out` of [`StateSlots`]: the state after this row is not stored.
 pub const NO_SLOT: u32 = u32::MAX;
 
-/// Where a span's states lie: slot i at `base + i · stride`.
+/// The memory of a span's states: slot i is at `base + i · stride`.
 #[derive(Clone, Copy)]
 pub struct StateSlots<'a> {
-    /// The part in question (a head's matrix, a channel's history) of slot 0.
+    /// The used part of slot 0 (a head's matrix, a channel's history).
     pub base: *mut f32,
-    /// Floats from a slot to the next.
+    /// Distance of two slots, in floats.
     pub stride: usize,
-    /// The slot to start from; none: from zeros.
+    /// The slot with the starting state; none: zeros.
     pub start: Option<u32>,
     /// For each row the slot that receives the state after it, or [`NO_SLOT`].
     pub out: &'a [u32],
 }
 
 impl StateSlots<'_> {
-    /// The state to start from, or null for zeros.
+    /// Returns the starting state, or null for zeros.
     ///
     /// # Safety
     /// The slot is within the states.
@@ -46,7 +47,7 @@ impl StateSlots<'_> {
         self.start.map_or(std::ptr::null(), |slot| unsafe { self.base.add(slot as usize * self.stride) })
     }
 
-    /// Where the state after `row` goes, or null.
+    /// Returns the place for the state after `row`, or null if it is not stored.
     ///
     /// # Safety
     /// The slot is within the states.
@@ -59,14 +60,14 @@ impl StateSlots<'_> {
     }
 }
 
-/// The rule by which a row changes the state.
+/// The value that a row writes into the state.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StateRule {
-    /// The correction of what the state says of the row's key: Gated DeltaNet.
+    /// The row's value minus the state's value for the row's key: Gated DeltaNet.
     Delta,
-    /// The row's value; its output has `skip` times the value besides: Mamba-2.
+    /// The row's value. The output gets `skip` times the value added: Mamba-2.
     Additive {
-        /// That factor.
+        /// The factor of the value in the output.
         skip: f32,
     },
 }
@@ -82,9 +83,9 @@ pub struct DeltaInput<'a> {
     pub v: &'a [f32],
     /// Distance of two rows, in floats.
     pub ld: usize,
-    /// The share of the state that is kept: e^g, from [`delta_gates`].
+    /// Factor on the old state: e^g, as [`delta_gates`] computes it.
     pub decay: &'a [f32],
-    /// How much of the correction is written.
+    /// Write strength: the factor on the written value.
     pub beta: &'a [f32],
     /// Distance of two rows of gates, in floats.
     pub gate_ld: usize,
@@ -92,11 +93,11 @@ pub struct DeltaInput<'a> {
     pub key_dim: usize,
     /// Columns of the state matrix.
     pub value_dim: usize,
-    /// The rule of the state's change.
+    /// The value that a row writes.
     pub rule: StateRule,
 }
 
-/// Where results go: row r at `ptr + r · ld`, `value_dim` floats of which the tiles' columns are written.
+/// The output: row r at `ptr + r · ld`, with `value_dim` floats. Only the columns of the tiles are written.
 #[derive(Clone, Copy)]
 pub struct DeltaOutput {
     /// Row 0, the head's first column.
@@ -110,7 +111,7 @@ pub fn delta_scratch_len(key_dim: usize) -> usize {
     PAIR * STATE_TILE * key_dim
 }
 
-/// Takes the rows of a span (as many as `slots.out` names) through `tiles` of one head's state, see the module's head.
+/// Advances `tiles` of one head's state over the rows of a span (as many as `slots.out` has), as the module's head describes.
 ///
 /// Panics if the inputs, the tiles or the scratch do not fit.
 ///
@@ -140,7 +141,7 @@ pub unsafe fn gated_delta(
     }
 }
 
-/// [`gated_delta`] after its checks, whose contract holds here. `CORRECT`: by [`StateRule::Delta`].
+/// [`gated_delta`] after its checks; its contract holds here. `CORRECT`: by [`StateRule::Delta`].
 fn advance<const CORRECT: bool>(
     isa: Isa,
     input: &DeltaInput<'_>,
@@ -174,17 +175,17 @@ struct Tiles<'a, const P: usize, const PART: bool, const CORRECT: bool> {
     out: DeltaOutput,
 }
 
-/// A state of `P` tiles in memory, tile p from `p · step`.
+/// A state of `P` tiles in memory; tile p starts at `p · step`.
 #[derive(Clone, Copy)]
 struct At<const P: usize> {
     ptr: *mut f32,
     step: usize,
-    /// Columns of a tile, the distance of its rows.
+    /// Columns of a tile, which is also the distance of its rows in floats.
     width: usize,
 }
 
 impl<const P: usize> At<P> {
-    /// Row `row` of tile `p`.
+    /// Loads row `row` of tile `p`.
     ///
     /// # Safety
     /// Both are within the state, which can be read.
@@ -295,7 +296,7 @@ impl<const P: usize, const PART: bool, const CORRECT: bool> Kernel for Tiles<'_,
     }
 }
 
-/// Adds a state's row, times key and query, to what of both products is there. Only a correction needs the first.
+/// Adds a state's row, times the key and times the query, to the two sums. Only a correction needs the first one.
 #[inline(always)]
 fn products<S: Simd, const CORRECT: bool>(
     s: S,
@@ -306,7 +307,7 @@ fn products<S: Simd, const CORRECT: bool>(
     (if CORRECT { s.fma(row, k, kept) } else { kept }, s.fma(row, q, asked))
 }
 
-/// a · b: sixteen partial sums, then one tree.
+/// a · b: sixteen partial sums, which are then added as one tree.
 #[inline(always)]
 fn dot<S: Simd>(s: S, a: &[f32], b: &[f32]) -> f32 {
     let mut sum = s.zero();
@@ -316,15 +317,15 @@ fn dot<S: Simd>(s: S, a: &[f32], b: &[f32]) -> f32 {
     s.sum(sum)
 }
 
-/// One row's gates, one of each a head, in place: a becomes the decay e^(−e^a_log · softplus(a + dt_bias)), b the write strength
-/// sigmoid(b). Panics if lengths differ.
+/// Computes one row's gates in place, one of each per head: a becomes the decay e^(−e^a_log · softplus(a + dt_bias)), b the write
+/// strength sigmoid(b). Panics if lengths differ.
 pub fn delta_gates(isa: Isa, a: &mut [f32], b: &mut [f32], a_log: &[f32], dt_bias: &[f32]) {
     let heads = a.len();
     assert!(b.len() == heads && a_log.len() == heads && dt_bias.len() == heads, "gates of {heads} heads");
     isa.run(Gates { a, b, a_log, dt_bias });
 }
 
-/// One row's time steps of Mamba-2, one a head, in place: dt becomes softplus(dt + dt_bias) within `limits`, and `decay`
+/// Computes one row's time steps of Mamba-2 in place, one per head: dt becomes softplus(dt + dt_bias), clamped to `limits`, and `decay`
 /// e^(−e^a_log · dt). Panics if lengths differ.
 pub fn time_steps(isa: Isa, dt: &mut [f32], decay: &mut [f32], a_log: &[f32], dt_bias: &[f32], limits: [f32; 2]) {
     let heads = dt.len();

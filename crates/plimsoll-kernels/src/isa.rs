@@ -11,20 +11,20 @@ use crate::simd::Neon;
 use crate::simd::{Avx2, Avx512};
 use crate::simd::{Portable, Simd};
 
-/// An instruction set a kernel can be run on. All of them give the same bits of the same input; they differ in speed, and in that AMX
-/// alone takes input that is rounded to bfloat16 (attention: [`Isa::rounds_attention`]). How [`crate::quantize_acts`] lays numbers out
-/// is each one's own.
+/// An instruction set for the kernels. All of them give the same bits for the same input. They differ in speed, and only AMX takes
+/// input that is rounded to bfloat16 (for attention see [`Isa::rounds_attention`]). Each has its own layout for the numbers of
+/// [`crate::quantize_acts`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
     /// Plain Rust for any processor: the oracle the others are tested against.
     Portable,
-    /// 64-bit ARM with NEON, which all of it has.
+    /// 64-bit ARM; all such processors have NEON.
     Neon,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
     Avx512,
-    /// The same with AMX's products of bytes and of bfloat16, for quantized weights and several rows.
+    /// AVX-512 with AMX's products of bytes and of bfloat16, for quantized weights and several rows.
     Amx,
 }
 
@@ -50,7 +50,7 @@ pub(crate) trait Kernel {
 }
 
 impl Isa {
-    /// Every instruction set, those of a processor slowest first.
+    /// Every instruction set; for each processor the slowest first.
     pub const ALL: [Isa; 5] = [Isa::Portable, Isa::Neon, Isa::Avx2, Isa::Avx512, Isa::Amx];
 
     /// The fastest instruction set this processor has.
@@ -81,8 +81,8 @@ impl Isa {
         }
     }
 
-    /// Whether attention can be rounded to bfloat16 on it ([`crate::AttendParams::bf16`]): by the matrix unit, or by vectors if the
-    /// processor multiplies such (AVX-512 BF16). Of another processor, for which one plans, it is assumed: a plan for more.
+    /// Whether attention in bfloat16 runs on it ([`crate::AttendParams::bf16`]): by the matrix unit, or by vectors if the processor has
+    /// AVX-512 BF16. For another processor, as in a plan, the answer is yes: the plan then reserves more.
     pub fn rounds_attention(self) -> bool {
         match self {
             Isa::Amx => true,
@@ -112,7 +112,7 @@ impl Isa {
         if self == Isa::Portable { kernel.run(Portable) } else { self.run_vector(kernel) }
     }
 
-    /// [`Isa::run`] for a kernel that the portable set has no use for, such as a large tile: it is not compiled for it.
+    /// [`Isa::run`] for a kernel that is not compiled for the portable set, such as a large tile.
     #[inline]
     pub(crate) fn run_vector<K: Kernel>(self, kernel: K) -> K::Output {
         match self {
@@ -130,7 +130,7 @@ impl Isa {
         }
     }
 
-    /// [`Isa::run`] for a kernel that AVX-512 alone has the registers for.
+    /// [`Isa::run`] for a kernel that needs the registers of AVX-512.
     #[inline]
     pub(crate) fn run_widest<K: Kernel>(self, kernel: K) -> K::Output {
         match self {

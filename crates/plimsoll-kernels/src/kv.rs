@@ -1,15 +1,15 @@
-//! The paged key/value cache: how a page of 16 positions lies in memory, and storing one position. Reading it back is
-//! `attention`'s; which page belongs to whom is the engine's.
+//! The paged KV cache: the layout of a page of 16 positions in memory, and storing one position. `attention` reads pages; the engine
+//! assigns them to sequences.
 //!
 //! One layer's part of a page holds, per head, K then V, each padded to 64 bytes:
 //! - K: `[head_dim][16 positions]`; under Q8 followed by f32 scales `[ceil(head_dim / 32)][16 positions]`.
 //! - V: `[16 positions][head_dim]`; under Q8 followed by f32 scales `[16 positions][ceil(head_dim / 32)]`.
 //!
-//! Under bf16 they lie as the matrix unit multiplies them, what it sums up in pairs: K `[head_dim / 16][8][16 positions][2]`, dimensions
-//! i and i + 8 of every sixteen beside each other, and V `[8][head_dim][2]`, positions i and i + 8.
+//! Under bf16 the layout is the matrix unit's, which sums pairs: K `[head_dim / 16][8][16 positions][2]`, with dimensions i and i + 8
+//! of every sixteen side by side, and V `[8][head_dim][2]`, with positions i and i + 8.
 //!
-//! Heads of another width than a multiple of 16 are stored with zeros behind them ([`KvLayout::padded`]). Slots that were never
-//! stored may hold anything.
+//! Heads whose width is not a multiple of 16 are stored with zeros behind them ([`KvLayout::padded`]). Slots that were never stored may
+//! hold any bytes.
 
 use std::fmt;
 
@@ -21,12 +21,12 @@ use crate::simd::{LANES, Simd};
 pub const PAGE: usize = 16;
 /// Dimensions that share a scale under [`KvDtype::Q8`].
 pub(crate) const KV_BLOCK: usize = 32;
-/// Under bf16, of sixteen dimensions of K and of the positions of V the first so many are paired with the others.
+/// Under bf16, the first this many of sixteen dimensions of K, or positions of V, are paired with the others.
 pub(crate) const PAIRS: usize = LANES / 2;
 /// Largest head dimension.
 const HEAD_DIM_MAX: usize = 1024;
 
-/// How keys and values are stored.
+/// The element format of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KvDtype {
     /// Single precision.
@@ -42,9 +42,9 @@ pub enum KvDtype {
 /// Why a layout was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvLayoutError {
-    /// Head dimensions are multiples of 16 up to 1024.
+    /// The head dimension is not a multiple of 16 up to 1024.
     HeadDim(usize),
-    /// There must be a head, and few enough for a page to be addressed.
+    /// There is no head, or there are too many for a page to be addressed.
     KvHeads(usize),
 }
 
@@ -68,7 +68,7 @@ impl std::error::Error for KvLayoutError {}
 pub struct KvLayout {
     kv_heads: usize,
     head_dim: usize,
-    /// Elements of a head as rows have it; the others up to `head_dim` are zeros.
+    /// Elements of a head in rows of activations; the others up to `head_dim` are zeros.
     width: usize,
     dtype: KvDtype,
 }
@@ -85,12 +85,12 @@ impl KvLayout {
         Ok(KvLayout { kv_heads, head_dim, width: head_dim, dtype })
     }
 
-    /// A cache of heads of any width up to 1024, stored as wide as the next multiple of 16.
+    /// Describes a cache of heads of any width up to 1024, stored as wide as the next multiple of 16.
     pub fn padded(kv_heads: usize, width: usize, dtype: KvDtype) -> Result<KvLayout, KvLayoutError> {
         Ok(KvLayout { width, ..KvLayout::new(kv_heads, width.next_multiple_of(LANES), dtype)? })
     }
 
-    /// The shape of the part of so many neighbouring heads. Panics if there are not as many.
+    /// Returns the layout of `kv_heads` of these heads. Panics if there are not as many.
     pub fn heads(self, kv_heads: usize) -> KvLayout {
         assert!((1..=self.kv_heads).contains(&kv_heads), "{kv_heads} of {} heads", self.kv_heads);
         KvLayout { kv_heads, ..self }
@@ -111,7 +111,7 @@ impl KvLayout {
         self.width
     }
 
-    /// How values are stored.
+    /// The element format.
     pub fn dtype(&self) -> KvDtype {
         self.dtype
     }
@@ -193,7 +193,7 @@ struct Head<'a> {
     v_part: &'a mut [u8],
 }
 
-/// Sixteen elements from `from` on; zeros behind the last one.
+/// Returns sixteen elements from `from` on; zeros after the last one.
 #[inline(always)]
 fn sixteen(row: &[f32], from: usize) -> [f32; LANES] {
     let mut all = [0.0; LANES];
@@ -203,7 +203,7 @@ fn sixteen(row: &[f32], from: usize) -> [f32; LANES] {
 }
 
 impl Head<'_> {
-    /// K as a column of slots, V as a row.
+    /// Stores K as a column of slots, and V as a row.
     #[inline(always)]
     fn store<const N: usize>(self, bytes: impl Fn([f32; LANES]) -> [[u8; N]; LANES]) {
         let slot = self.slot % PAGE;
@@ -219,7 +219,7 @@ impl Head<'_> {
         }
     }
 
-    /// In bfloat16, in pairs.
+    /// Stores K and V in bfloat16, in pairs.
     #[inline(always)]
     fn store_pairs<S: Simd>(self, s: S) {
         let slot = self.slot % PAGE;
@@ -231,7 +231,7 @@ impl Head<'_> {
                 keys[i * PAGE + slot] = pair.to_le_bytes();
             }
         }
-        // Of every pair the half that is this slot's.
+        // The slot has one half of every pair; the other half is kept.
         let lines = self.v_part.as_chunks_mut::<{ 4 * LANES }>().0[slot % PAIRS * self.dim / LANES..].iter_mut();
         for (line, from) in lines.zip((0..self.dim).step_by(LANES)) {
             let value = upper_half(s, &sixteen(self.v, from));
@@ -248,7 +248,7 @@ impl Head<'_> {
     #[inline(always)]
     fn store_q8<S: Simd>(self, s: S) {
         let Head { dim, slot, k, v, k_part, v_part } = self;
-        // Codes behind a narrower head stay unchanged: the queries have zeros there, and such results are never read.
+        // Codes past the end of a narrower head stay unchanged: the queries have zeros there, and such results are never read.
         let (k_codes, k_scales) = k_part.split_at_mut(PAGE * dim);
         let (v_codes, v_scales) = v_part.split_at_mut(PAGE * dim);
         for (index, x) in k.chunks(KV_BLOCK).enumerate() {
@@ -266,7 +266,7 @@ impl Head<'_> {
     }
 }
 
-/// The nearest bfloat16 of each, ties to even, as the upper half of a float.
+/// Returns the nearest bfloat16 of each, ties to even, as the upper half of a float.
 #[inline(always)]
 fn upper_half<S: Simd>(s: S, x: &[f32; LANES]) -> S::F {
     // SAFETY: sixteen floats.
@@ -274,7 +274,7 @@ fn upper_half<S: Simd>(s: S, x: &[f32; LANES]) -> S::F {
     let (bits, upper) = (s.bits(x), s.splat_i(!0xffff));
     let odd = s.and_i(s.sra_i::<16>(bits), s.splat_i(1));
     let bf16 = s.as_floats(s.and_i(s.add_i(bits, s.add_i(odd, s.splat_i(0x7fff))), upper));
-    // Rounding must not carry a NaN over to another value, nor cut it down to an infinity.
+    // A NaN must not be rounded to another value, nor cut down to an infinity.
     let beyond = s.sub_i(s.splat_i(0x7f80_0000), s.bits(s.abs(x)));
     let quiet = s.and_i(s.sra_i::<31>(beyond), s.splat_i(0x40_0000));
     let kept = s.as_floats(s.or_i(s.and_i(bits, upper), quiet));
@@ -289,13 +289,13 @@ fn halves<S: Simd>(s: S, x: [f32; LANES]) -> [[u8; 2]; LANES] {
     halves
 }
 
-/// The greatest magnitude among 32 values; NaN if there is one.
+/// Returns the greatest magnitude among 32 values; NaN if there is one.
 #[inline(always)]
 fn amax<S: Simd>(s: S, low: S::F, high: S::F) -> f32 {
-    // Magnitudes compare as their bits do, and NaN is the greatest of them: it cannot get lost.
+    // Magnitudes compare like their bits, and NaN is the greatest: it cannot get lost.
     let bits = s.max_i(s.bits(s.abs(low)), s.bits(s.abs(high)));
     let mut lanes = s.to_array(s.as_floats(bits)).map(f32::to_bits);
-    // Halves first: the compiler makes vector operations of it.
+    // Halves first, so that the compiler uses vector operations.
     let mut width = LANES / 2;
     while width > 0 {
         let mut lane = 0;
@@ -308,7 +308,7 @@ fn amax<S: Simd>(s: S, low: S::F, high: S::F) -> f32 {
     f32::from_bits(lanes[0])
 }
 
-/// Up to 32 values as signed bytes with their scale.
+/// Quantizes up to 32 values to signed bytes and returns their scale.
 #[inline(always)]
 fn quantize<S: Simd>(s: S, x: &[f32]) -> ([u8; KV_BLOCK], f32) {
     let low = s.load_part(x, 0.0);

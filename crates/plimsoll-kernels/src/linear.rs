@@ -1,5 +1,5 @@
 //! y = x · Wᵀ (+ bias) over packed weights: the entry, its checks, and the walk over panels and rows. The inner loops are in
-//! `linear/float.rs` and `linear/quant.rs`; how a panel lies in memory is `packing`'s.
+//! `linear/float.rs` and `linear/quant.rs`; `packing` describes the layout of a panel.
 //!
 //! A tile is some rows of x times one or a few panels, over all of k, with every sum in registers; it is the unit of work
 //! and no boundary of arithmetic: a row's sums are formed in the same order in every tile.
@@ -34,7 +34,7 @@ pub struct Weights<'a> {
     pub bias: Option<&'a [f32]>,
 }
 
-/// The rows that are multiplied.
+/// The activations: the rows to multiply.
 #[derive(Clone, Copy)]
 pub enum Input<'a> {
     /// Floats, for float weights: row r starts at `r · ld`.
@@ -46,11 +46,11 @@ pub enum Input<'a> {
     },
     /// Quantized activations, for quantized weights.
     Acts(&'a Acts<'a>),
-    /// Rounded activations, for weights that [`Packing::takes_bf16`], on [`Isa::Amx`] alone.
+    /// Activations in bfloat16, for weights with [`Packing::takes_bf16`], only on [`Isa::Amx`].
     Bf16(&'a Bf16Acts<'a>),
 }
 
-/// How a result is written.
+/// Whether a result replaces y or is added to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// y = result.
@@ -59,7 +59,7 @@ pub enum Mode {
     Add,
 }
 
-/// Where results go: row r, output o at `ptr + r · ld + o`.
+/// The output: row r, output o at `ptr + r · ld + o`.
 #[derive(Clone, Copy)]
 pub struct Target {
     /// Row 0, output 0.
@@ -75,13 +75,13 @@ pub struct Target {
 /// Float weights: `acc = fma(x[k], w[k], acc)` for k ascending, from 0. F8: such a sum for each group, ascending, and
 /// acc = fma(sum, scale, acc).
 ///
-/// Quantized weights, for groups ascending, of larger ones for every 32 elements: dot = Σ (level − zero) · number over the group, an exact integer;
-/// acc = fma(float(dot) · scale_act, scale_w, acc); then, with offsets, acc = fma(offset_w, scale_act · Σ number, acc).
+/// Quantized weights, for groups ascending (larger groups: for every 32 elements): dot = Σ (level − zero) · number over the group, an
+/// exact integer; acc = fma(float(dot) · scale_act, scale_w, acc); then, with offsets, acc = fma(offset_w, scale_act · Σ number, acc).
 ///
-/// Rounded activations: a quantized weight is level · scale + offset, rounded once (without offsets that is −(zero · scale)), and every weight
-/// is then rounded likewise; for every 32 of k, ascending, two sums are formed from 0 by fused
-/// multiplications and additions, one over the elements 0 and 1 and one over the elements 2 and 3 of every four, and
-/// acc = acc + (the one + the other). What is below 2⁻¹²⁶ counts as 0.
+/// Activations in bfloat16: a quantized weight is level · scale + offset, rounded once (without offsets, −(zero · scale) takes the
+/// offset's place). Every weight is then rounded to bfloat16. For every 32 of k, ascending, two sums start at 0 and grow by fused
+/// multiply-adds: one over elements 0 and 1 of every four, the other over elements 2 and 3. Then acc = acc + (the one + the other).
+/// Magnitudes below 2⁻¹²⁶ count as 0.
 ///
 /// Then the bias is added, then, in [`Mode::Add`], the result to what y holds.
 ///
@@ -127,9 +127,9 @@ pub unsafe fn linear(
     }
 }
 
-/// The gate of a feed-forward layer: activation(x · Gᵀ) · (x · Uᵀ), rounded, for the outputs of `panels` of both matrices and `rows`;
-/// each result is what [`linear`], [`crate::glu_rough`] and [`crate::round_row`] give. `out` is the first byte of a buffer of rounded
-/// activations, as many rows as `acts` and as wide as the matrices' outputs.
+/// Computes the gate of a feed-forward layer: activation(x · Gᵀ) · (x · Uᵀ), rounded, for the outputs of `panels` of both matrices and
+/// `rows`. Each result equals the one of [`linear`], [`crate::glu_rough`] and [`crate::round_row`]. `out` is the first byte of a buffer
+/// of rounded activations, with as many rows as `acts` and as wide as the matrices' outputs.
 ///
 /// Panics if shapes do not fit, or if `isa` is not [`Isa::Amx`].
 ///
@@ -228,7 +228,7 @@ impl TileTarget {
     }
 }
 
-/// Finishes the sums of some rows of a tile, which lie in memory, sixteen outputs a row.
+/// Finishes the sums of some rows of a tile; the sums are in memory, sixteen outputs per row.
 #[cfg(target_arch = "x86_64")]
 struct Finish {
     target: TileTarget,

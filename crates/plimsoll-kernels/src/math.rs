@@ -54,7 +54,7 @@ pub(crate) fn exp2_rough<S: Simd>(s: S, x: S::F) -> S::F {
     s.scale(poly(s, s.fraction(x), p), x)
 }
 
-/// ln x within 2 ulp for normal positive x; nothing else is asked of it.
+/// ln x within 2 ulp for normal positive x; undefined for other x.
 #[inline(always)]
 pub(crate) fn ln<S: Simd>(s: S, x: S::F) -> S::F {
     // x = 2ⁿ · (1 + f) with 1 + f in √½..√2.
@@ -145,7 +145,7 @@ pub(crate) fn sigmoid<S: Simd>(s: S, x: S::F) -> S::F {
 pub(crate) fn softplus<S: Simd>(s: S, x: S::F) -> S::F {
     let one = s.splat(1.0);
     let e = exp(s, x);
-    // The part of a small e that 1 + e loses is added again, divided by the sum: the derivative of the logarithm.
+    // 1 + e rounds away part of a small e. The lost part, divided by the sum (the logarithm's derivative), is added to the result.
     let sum = s.add(one, e);
     let lost = s.sub(e, s.sub(sum, one));
     let log = s.add(ln(s, sum), s.div(lost, sum));
@@ -186,7 +186,7 @@ pub(crate) fn gelu_tanh<S: Simd>(s: S, x: S::F) -> S::F {
     swish(s, x, gelu_gate(s, x))
 }
 
-/// The same by [`sigmoid_rough`].
+/// GELU's tanh form, computed with [`sigmoid_rough`].
 #[inline(always)]
 pub(crate) fn gelu_tanh_rough<S: Simd>(s: S, x: S::F) -> S::F {
     s.mul(x, sigmoid_rough(s, gelu_gate(s, x)))

@@ -19,7 +19,7 @@ pub enum Activation {
     Sigmoid,
     /// tanh x.
     Tanh,
-    /// min(x, 7) · sigmoid(1.702 · min(x, 7)); as a gate, of up clamped to ±7, plus 1: gpt-oss.
+    /// min(x, 7) · sigmoid(1.702 · min(x, 7)), and as a gate times (up clamped to ±7) + 1: gpt-oss.
     ClampedSwish,
     /// max(x, 0)²: Nemotron-H.
     ReluSquared,
@@ -58,7 +58,7 @@ impl Activation {
         }
     }
 
-    /// The same to five digits at least, for rows that are rounded to three next.
+    /// [`Self::apply`] to at least five digits, for rows that are then rounded to bfloat16.
     #[inline(always)]
     pub(crate) fn apply_rough<S: Simd>(self, s: S, x: S::F) -> S::F {
         match self {
@@ -74,7 +74,7 @@ impl Activation {
 /// Bound of [`Activation::ClampedSwish`].
 const CLAMP: f32 = 7.0;
 
-/// An operation on each element of `out`, with the element of `x` at the same index.
+/// An operation on an element of `out` and the element of `x` at its index.
 #[derive(Clone, Copy)]
 enum Op {
     Add,
@@ -149,7 +149,7 @@ pub fn glu(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) {
     pair(isa, Op::Glu(activation), gate, up);
 }
 
-/// The same of an activation to five digits, for rows in bfloat16: what [`crate::linear_glu`] makes of them.
+/// [`glu`] with an activation to five digits, for rows in bfloat16, as [`crate::linear_glu`] computes it.
 pub fn glu_rough(isa: Isa, activation: Activation, gate: &mut [f32], up: &[f32]) {
     pair(isa, Op::GluRough(activation), gate, up);
 }

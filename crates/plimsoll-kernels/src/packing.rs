@@ -1,5 +1,5 @@
-//! How a weight matrix lies in memory once packed: kinds, sizes, offsets. Moving data into that shape is `pack`'s job,
-//! multiplying with it `linear`'s.
+//! The memory layout of a packed weight matrix: kinds, sizes, offsets. `pack` converts data into this layout, `linear` multiplies with
+//! it.
 //!
 //! A *panel* holds 16 consecutive outputs over all of k, contiguous; outputs are padded to whole panels with zeros. Lane l of
 //! every vector belongs to output `16 · panel + l`.
@@ -21,7 +21,7 @@ use std::fmt;
 use crate::sizes::WORD_MAX;
 pub use crate::sizes::{BLOCK, PANEL, SUPER};
 
-/// The format of packed weights.
+/// The element format of a packed matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PackKind {
     /// IEEE single precision.
@@ -39,24 +39,24 @@ pub enum PackKind {
     Quant(QuantPacking),
 }
 
-/// The level of each code, for codes that are no levels themselves. Codes of 3 bits use the first eight.
+/// The level of each code, for codes that are not levels themselves. Codes of 3 bits use the first eight.
 pub type Codebook = [u8; 16];
 
-/// Every code is its own level.
+/// A codebook in which every code is its own level.
 static NO_CODEBOOK: Codebook = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
-/// How codes become values: `scale[g] · (level − zero) + offset[g]`, g being the group of `group` consecutive k. The level is the
-/// code, or what the codebook has for it.
+/// The format of quantized weights. A value is `scale[g] · (level − zero) + offset[g]`, where g is the group of `group` consecutive k.
+/// The level is the code, or its entry in the codebook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct QuantPacking {
     /// Stored width of a code: 2, 3, 4, 5, 6 or 8.
     pub bits: u8,
-    /// Elements of k that share a scale: 16 or 32, and of F16 and F32 scales also 64 or 128. The last group may have fewer. Sources
-    /// with other groups repeat their scales.
+    /// Elements of k that share a scale: 16 or 32, or with F16 and F32 scales also 64 or 128. The last group may have fewer. Sources with
+    /// other groups repeat their scales.
     pub group: u8,
     /// How scales and offsets are stored.
     pub scales: PackScales,
-    /// The level that stands for zero; must be 0 if there are offsets.
+    /// The level with the value zero; must be 0 if there are offsets.
     pub zero: u8,
     /// Whether every group has an offset.
     pub offset: bool,
@@ -74,30 +74,30 @@ pub enum PackScales {
     /// Per 256 elements half-precision `d` (and `dmin`), per group an 8-bit `sc` (and `m`): the scale is `d · sc`, the offset
     /// `−(dmin · m)`. Keeps GGUF's K-quants exact at their own size.
     Super,
-    /// The same with single-precision `d` (and `dmin`), for factors that half precision does not hold.
+    /// [`Self::Super`] with single-precision `d` (and `dmin`), for factors outside the range of half precision.
     SuperF32,
-    /// A byte e: 2^(e − 128). That is half of E8M0, whose elements (E2M1) come as doubled integers. No offsets.
+    /// A byte e: 2^(e − 128). This is half of E8M0, because its elements (E2M1) are stored as doubled integers. No offsets.
     E8m0Half,
-    /// A byte of 4 bits of exponent and 3 of mantissa: half of an unsigned E4M3 number, for the same reason. No offsets.
+    /// A byte with 4 bits of exponent and 3 of mantissa: half of an unsigned E4M3 number, for the same reason. No offsets.
     Ue4m3Half,
 }
 
 /// Why a packing, or the data for it, was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PackError {
-    /// Codes are 2, 3, 4, 5, 6 or 8 bits wide.
+    /// The width of codes is not 2, 3, 4, 5, 6 or 8 bits.
     Bits(u8),
-    /// Groups have 16 or 32 elements; 64 or 128 only with scales of their own.
+    /// The group size is not 16 or 32, nor 64 or 128 with F16 or F32 scales.
     Group(u8),
-    /// Quantized rows must be whole blocks of 32.
+    /// The length of a quantized row is not a multiple of 32.
     K(usize),
-    /// With offsets the zero point must be 0.
+    /// The zero point is not 0 although there are offsets.
     ZeroWithOffset(u8),
-    /// Scales of a byte have no offsets beside them.
+    /// Scales of one byte were combined with offsets.
     ScalesWithOffset(PackScales),
-    /// Codes of this width have no codebook, nor have those with offsets.
+    /// A codebook for codes of another width than 3 or 4 bits, or beside offsets.
     Codebook {
-        /// Their width.
+        /// The codes' width.
         bits: u8,
         /// Whether there are offsets.
         offset: bool,
@@ -111,11 +111,11 @@ pub enum PackError {
     },
     /// A panel was given no row or more than 16.
     Rows(usize),
-    /// A slice has not the length the packing calls for.
+    /// A slice has another length than the packing needs.
     Length {
         /// Which slice.
         what: &'static str,
-        /// The length the packing calls for.
+        /// The length that the packing needs.
         expected: usize,
         /// The length it has.
         actual: usize,
@@ -175,7 +175,7 @@ impl Packing {
             PackKind::F32 => k.checked_mul(4 * PANEL),
             PackKind::F16 | PackKind::Bf16 => k.checked_mul(2 * PANEL),
             PackKind::F8 { group: 0 } => return Err(PackError::Group(0)),
-            // A scale for every element would be the most.
+            // The size is largest with a scale for every element.
             PackKind::F8 { group } => {
                 k.checked_mul(8 * PANEL).map(|_| f8_code_bytes(k) + k.div_ceil(group) * 4 * PANEL)
             }
@@ -187,14 +187,14 @@ impl Packing {
         };
         let panel_bytes = panel_bytes.ok_or_else(|| size.clone())?;
         let bytes = panel_bytes.checked_mul(out.div_ceil(PANEL)).ok_or_else(|| size.clone())?;
-        // Row buffers are addressed in bytes too.
+        // Row buffers are addressed in bytes, too.
         if bytes > isize::MAX as usize || out > isize::MAX as usize / 8 {
             return Err(size);
         }
         Ok(Packing { kind, out, k, panel_bytes })
     }
 
-    /// Returns the format of the weights.
+    /// The element format of the weights.
     pub fn kind(&self) -> PackKind {
         self.kind
     }
@@ -289,18 +289,18 @@ impl QuantPacking {
         }
     }
 
-    /// Whether the sum of codes (less the zero point) of a group, or of 32 of its elements, times activations has an exact single-precision value, and so has
-    /// every part of it: then it may be summed in floats, in any order.
+    /// Whether the sum of codes (minus the zero point) times activations over a group, or over 32 of its elements, is exact in single
+    /// precision, partial sums included. Then it may be summed in floats, in any order.
     pub(crate) fn fits_floats(self) -> bool {
         let (highest, zero) = (u64::from(self.highest()), u64::from(self.zero));
         let widest = zero.max(highest.saturating_sub(zero));
         zero <= highest && widest * u64::from(self.group.min(BLOCK as u8)) * WORD_MAX as u64 <= 1 << 24
     }
 
-    /// The stored group behind group `group` of 16 or, where groups are no smaller, 32 elements.
+    /// Returns the stored group of group `group`, which counts groups of 16 or, if stored groups are no smaller, 32 elements.
     #[inline(always)]
     pub(crate) fn stored_group(&self, group: usize) -> usize {
-        // Kernels ask for each group: most formats take the short way.
+        // Kernels call this for each group, and most formats take the short branch.
         if usize::from(self.group) <= BLOCK { group } else { group >> (self.group / BLOCK as u8).trailing_zeros() }
     }
 

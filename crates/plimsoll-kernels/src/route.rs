@@ -1,5 +1,5 @@
-//! Mixture of experts around its matrix products: which experts a row takes, where its copies lie when rows are grouped by expert,
-//! and how their results join. The products themselves are `linear`'s.
+//! Mixture of experts around its matrix products: choosing a row's experts, grouping rows by expert, and joining the results. The
+//! products themselves are in `linear`.
 
 use crate::isa::{Isa, Kernel};
 use crate::linear::Mode;
@@ -8,11 +8,11 @@ use crate::ops::{Activation, activate};
 use crate::simd::{LANES, Simd};
 use crate::softmax::softmax;
 
-/// Chooses the experts of one row: `logits` become probabilities (softmax over all), the `ids.len()` greatest are chosen, greatest
-/// first, of equal ones the lower id; `weights` are their probabilities, divided by their sum if `renormalise`.
+/// Chooses the experts of one row. `logits` become probabilities (softmax over all experts). The `ids.len()` greatest are chosen,
+/// greatest first; equal ones in the order of their ids. `weights` are their probabilities, divided by their sum if `renormalise`.
 ///
-/// Logits that are not numbers give weights that are none, so that they cannot pass unnoticed. Panics if `ids` and `weights` differ in
-/// length or there are fewer experts.
+/// NaN logits give NaN weights, so that they cannot pass unnoticed. Panics if `ids` and `weights` differ in length or there are fewer
+/// experts.
 pub fn route(isa: Isa, logits: &mut [f32], ids: &mut [u32], weights: &mut [f32], renormalise: bool) {
     let top = ids.len();
     assert!(
@@ -27,7 +27,7 @@ pub fn route(isa: Isa, logits: &mut [f32], ids: &mut [u32], weights: &mut [f32],
     softmax(isa, logits);
     let mut found = 0;
     for (expert, probability) in logits.iter().enumerate() {
-        // Not a number is ranked with zero: it is chosen where nothing better is left, by its id.
+        // NaN ranks like zero: it is chosen, in the order of ids, only if nothing better is left.
         let rank = |weight: f32| weight.max(0.0);
         let mut place = found;
         while place > 0 && rank(*probability) > rank(weights[place - 1]) {
@@ -52,24 +52,24 @@ pub fn route(isa: Isa, logits: &mut [f32], ids: &mut [u32], weights: &mut [f32],
 pub struct Scoring<'a> {
     /// Scores are sigmoids of the logits; otherwise their softmax over all experts.
     pub sigmoid: bool,
-    /// Added to each expert's score for the choice alone; empty: nothing is.
+    /// Correction added to each expert's score for the choice only; empty: none.
     pub correction: &'a [f32],
     /// Groups of neighbouring experts, 64 at most.
     pub groups: usize,
-    /// Groups to choose from: those with the greatest sums of their two greatest corrected scores.
+    /// Groups to choose from: the ones with the greatest sums of their two greatest corrected scores.
     pub top_groups: usize,
     /// Whether the weights are divided by their sum.
     pub renormalise: bool,
-    /// The last factor of the weights.
+    /// Final factor on the weights.
     pub scale: f32,
-    /// A further factor for each expert's weight. Empty: none.
+    /// Additional factor on each expert's weight; empty: none.
     pub expert_scales: &'a [f32],
 }
 
-/// Chooses the experts of one row as [`route`] does, by another scoring: `weights` are the scores of the chosen experts, without
-/// their corrections.
+/// Chooses the experts of one row like [`route`], with another scoring: `weights` are the scores of the chosen experts, without their
+/// corrections.
 ///
-/// Logits that are not numbers give weights that are none. Panics if lengths differ, or the groups hold too few experts.
+/// NaN logits give NaN weights. Panics if lengths differ, or the groups hold too few experts.
 pub fn route_scored(isa: Isa, scoring: &Scoring<'_>, logits: &mut [f32], ids: &mut [u32], weights: &mut [f32]) {
     let Scoring { sigmoid, correction, groups, top_groups, renormalise, scale, expert_scales } = *scoring;
     let (top, experts) = (ids.len(), logits.len());
@@ -99,12 +99,12 @@ pub fn route_scored(isa: Isa, scoring: &Scoring<'_>, logits: &mut [f32], ids: &m
     }
 }
 
-/// The ids of the greatest corrected scores in open groups, the greatest first; `weights` become these.
+/// Finds the ids of the greatest corrected scores in open groups, greatest first; `weights` become these scores.
 fn choose(scoring: &Scoring<'_>, scores: &[f32], ids: &mut [u32], weights: &mut [f32]) {
     let Scoring { correction, groups, top_groups, .. } = *scoring;
     let (top, experts) = (ids.len(), scores.len());
     let size = experts / groups;
-    // Not a number is ranked below all numbers: it is chosen where nothing better is left, by its id.
+    // NaN ranks below all numbers: it is chosen, in the order of ids, only if nothing better is left.
     let rank = |expert: usize| {
         let score = scores[expert] + correction.get(expert).copied().unwrap_or(0.0);
         if score.is_nan() { f32::NEG_INFINITY } else { score }
@@ -127,7 +127,7 @@ fn choose(scoring: &Scoring<'_>, scores: &[f32], ids: &mut [u32], weights: &mut 
     }
 }
 
-/// The groups whose two greatest ranks have the greatest sums, as bits; of equal ones the first.
+/// Returns the groups with the greatest sums of their two greatest ranks, as bits; among equal ones the first.
 fn open_groups(groups: usize, top: usize, size: usize, rank: impl Fn(usize) -> f32) -> u64 {
     if top == groups {
         return u64::MAX;
@@ -148,8 +148,8 @@ fn open_groups(groups: usize, top: usize, size: usize, rank: impl Fn(usize) -> f
     open
 }
 
-/// Groups choices by expert in one pass of counting sort: `places[i]` becomes the place of choice i among all, ordered by expert and
-/// then by i; expert e's are `starts[e]..starts[e + 1]`.
+/// Groups choices by expert with a counting sort. `places[i]` becomes the place of choice i in the order of experts and then of i. The
+/// choices of expert e have the places `starts[e]..starts[e + 1]`.
 ///
 /// Panics if lengths differ or an id is not below `starts.len() − 1`.
 pub fn group_by_expert(ids: &[u32], starts: &mut [u32], places: &mut [u32]) {
@@ -161,7 +161,7 @@ pub fn group_by_expert(ids: &[u32], starts: &mut [u32], places: &mut [u32]) {
     for expert in 1..starts.len() {
         starts[expert] += starts[expert - 1];
     }
-    // Each start runs ahead to its end, which is the next one's start: afterwards they are moved up by one.
+    // Each start advances to its group's end, which is the next start. Afterwards they are moved up by one.
     for (id, place) in ids.iter().zip(places) {
         *place = starts[*id as usize];
         starts[*id as usize] += 1;
@@ -170,8 +170,8 @@ pub fn group_by_expert(ids: &[u32], starts: &mut [u32], places: &mut [u32]) {
     starts[0] = 0;
 }
 
-/// Joins a row's experts: `out (+)= Σ weights[j] · y[places[j]]`, one chain of fused multiply-adds in ascending j; row i of `y` at
-/// `i · out.len()`. Panics if a place is beyond `y`.
+/// Joins the results of a row's experts: `out (+)= Σ weights[j] · y[places[j]]`, one chain of fused multiply-adds in ascending j. Row i
+/// of `y` is at `i · out.len()`. Panics if a place is beyond `y`.
 pub fn combine(isa: Isa, out: &mut [f32], y: &[f32], places: &[u32], weights: &[f32], mode: Mode) {
     assert_eq!(places.len(), weights.len(), "a weight an expert");
     isa.run(Combine { out, y, places, weights, mode });

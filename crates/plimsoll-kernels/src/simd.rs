@@ -1,6 +1,6 @@
-//! The sixteen-lane vector every kernel is written against. Each operation is exactly rounded (or an integer operation),
-//! so that a kernel gives the same bits whichever implementation runs it. What is built *from* these operations
-//! (exponentials, reductions, dot products over whole rows) lives elsewhere and exists once.
+//! The sixteen-lane vector that all kernels are written against. Each operation is exactly rounded (or an integer operation), so a
+//! kernel gives the same bits with every implementation. Functions built *from* these operations (exponentials, reductions, dot
+//! products over whole rows) are in other modules and exist once.
 
 #[cfg(target_arch = "x86_64")]
 mod avx2;
@@ -22,8 +22,8 @@ use crate::half::f32_to_f16;
 use crate::sizes::BLOCK;
 pub(crate) use crate::sizes::LANES;
 
-/// Widest code that [`Simd::dots`] may meet; AVX2 and NEON pick their instructions by it, since their sums of byte products
-/// have 16 bits.
+/// Upper limit on the codes that [`Simd::dots`] multiplies. AVX2 and NEON choose their instructions by it, since their sums of byte
+/// products have 16 bits.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CodeWidth {
     /// Codes of 0..=15.
@@ -36,15 +36,15 @@ pub(crate) enum CodeWidth {
     Eight,
 }
 
-/// What [`Simd::store_words`] looks up.
+/// The lookup table of [`Simd::store_words`].
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "the matrix unit's alone"))]
 #[repr(C, align(64))]
 pub(crate) struct Words(pub(crate) [u16; 64]);
 
 /// Sixteen lanes of `f32` ([`Simd::F`]) or `i32` ([`Simd::I`]), or sixteen lanes of four bytes ([`Simd::B`]).
 ///
-/// A value of the implementing type is proof that the processor has the instructions, which is what makes the arithmetic
-/// methods safe to call. All methods are `#[inline(always)]`.
+/// A value of the implementing type proves that the processor has the instructions. This makes the arithmetic methods safe to call.
+/// All methods are `#[inline(always)]`.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "some methods are the matrix unit's alone"))]
 pub(crate) trait Simd: Copy {
     /// Sixteen `f32`.
@@ -97,7 +97,7 @@ pub(crate) trait Simd: Copy {
     /// then, 64 bytes behind, those of bytes 1 and 3. # Safety: `p` is valid for writing 128 bytes.
     #[inline(always)]
     unsafe fn store_words<const WIDE: bool>(self, p: *mut u8, table: &Words, v: Self::B) {
-        // Only the matrix unit asks for it, and where that is there is AVX-512.
+        // Only the matrix unit needs this, and processors with one have AVX-512, which overrides this default.
         let mut bytes = [0; 64];
         // SAFETY: `bytes` has 64 bytes, and the rest is the caller's word.
         unsafe {
@@ -151,12 +151,12 @@ pub(crate) trait Simd: Copy {
     fn sub_bytes(self, v: Self::B, less: u8) -> Self::B;
     /// Bitwise or.
     fn or_b(self, a: Self::B, b: Self::B) -> Self::B;
-    /// What the table has for every byte, all below 16.
+    /// Looks every byte up in the table. All bytes are below 16.
     fn look_up(self, table: &[u8; 16], v: Self::B) -> Self::B;
     /// Byte `N` of every lane.
     #[inline(always)]
     fn byte<const N: usize>(self, v: Self::B) -> Self::I {
-        // Only the matrix unit's weights ask for it, and where that is there is AVX-512.
+        // Only the matrix unit's weights need this, and processors with one have AVX-512, which overrides this default.
         let mut bytes = [0; 4 * LANES];
         // SAFETY: as many bytes, and as many floats.
         unsafe {
@@ -165,7 +165,7 @@ pub(crate) trait Simd: Copy {
             self.bits(self.load(lanes.as_ptr()))
         }
     }
-    /// Looks the four bits of every lane from bit `SHIFT` on up among sixteen floats.
+    /// Takes four bits of every lane, from bit `SHIFT` on, and looks them up among sixteen floats.
     #[inline(always)]
     fn pick<const SHIFT: u32>(self, table: Self::F, v: Self::B) -> Self::F {
         // As for `byte`.
@@ -188,8 +188,8 @@ pub(crate) trait Simd: Copy {
             unsafe { p.cast::<u16>().add(lane).write_unaligned(f32_to_f16(value).to_le()) };
         }
     }
-    /// `v` less the greatest whole number that is no greater, rounded down: below 1, and 0, of either sign, of −∞. For `v` of −250 to
-    /// 2²²; of lesser ones it may be any fraction.
+    /// `v − ⌊v⌋`, rounded down: below 1, and a zero of either sign for −∞. For `v` from −250 to 2²²; for a smaller `v` the result may be
+    /// any fraction.
     #[inline(always)]
     fn fraction(self, v: Self::F) -> Self::F {
         let v = self.max(self.splat(LOWEST), v);
@@ -198,12 +198,12 @@ pub(crate) trait Simd: Copy {
         let less = self.as_floats(self.sub_i(self.bits(rest), self.splat_i(1)));
         self.select_lt(v, self.add(rest, whole), less, rest)
     }
-    /// `v · 2ⁿ`, rounded once, of the greatest whole number that is no greater than `n`: for `v` of ½ to 2, and `n` of −∞ up to 100.
+    /// `v · 2^⌊n⌋`, rounded once: for `v` from ½ to 2, and `n` from −∞ to 100.
     #[inline(always)]
     fn scale(self, v: Self::F, n: Self::F) -> Self::F {
         let n = floor(self, self.max(self.splat(LOWEST), n));
         let n = self.sub_i(self.bits(self.add(n, self.splat(ROUNDER))), self.splat_i(ROUNDER.to_bits() as i32));
-        // Two factors, of which the first keeps a number a normal one.
+        // Two factors: the product with the first one is still a normal number.
         let half = self.sra_i::<1>(n);
         let power = |n| self.as_floats(self.shl_i::<23>(self.add_i(n, self.splat_i(127))));
         self.mul(self.mul(v, power(half)), power(self.sub_i(n, half)))
@@ -218,7 +218,7 @@ pub(crate) trait Simd: Copy {
         // SAFETY: arrays of sixteen.
         [0, 8].map(|from| unsafe { self.load(lanes(from).as_ptr()) })
     }
-    /// Of sixteen pairs, which lie in one vector and the next, the first elements and the second ones.
+    /// Splits sixteen pairs, stored in `low` and then `high`, into their first elements and their second ones.
     #[inline(always)]
     fn unzip(self, low: Self::F, high: Self::F) -> [Self::F; 2] {
         let (low, high) = (self.to_array(low), self.to_array(high));
@@ -230,7 +230,7 @@ pub(crate) trait Simd: Copy {
         // SAFETY: arrays of sixteen.
         unsafe { [self.load(first.as_ptr()), self.load(second.as_ptr())] }
     }
-    /// Sixteen pairs of these elements, in one vector and the next.
+    /// Joins these elements into sixteen pairs, stored in the first vector and then the second.
     #[inline(always)]
     fn zip(self, first: Self::F, second: Self::F) -> [Self::F; 2] {
         let (first, second) = (self.to_array(first), self.to_array(second));
@@ -242,14 +242,14 @@ pub(crate) trait Simd: Copy {
         // SAFETY: arrays of sixteen.
         unsafe { [self.load(low.as_ptr()), self.load(high.as_ptr())] }
     }
-    /// The upper halves of every lane of `low`, and beside them, upwards, those of `high`.
+    /// The upper halves of the lanes of `low` in the lower halves, and the upper halves of `high` in the upper halves.
     #[inline(always)]
     fn upper_halves(self, low: Self::F, high: Self::F) -> Self::F {
         let low = self.and_i(self.sra_i::<16>(self.bits(low)), self.splat_i(0xffff));
         self.as_floats(self.or_i(low, self.and_i(self.bits(high), self.splat_i(!0xffff))))
     }
     /// `init[r][lane] + Σ_n Σ_i codes[n][4·lane + i] · acts[r][4·n + i]`: unsigned codes no wider than `width` times the signed bytes of
-    /// `R` rows, `acts.1` bytes apart, exact. `N` is 4 or 8. # Safety: every row is valid for `4 · N` bytes.
+    /// `R` rows, exact. The rows start at `acts.0`, `acts.1` bytes apart. `N` is 4 or 8. # Safety: every row is valid for `4 · N` bytes.
     unsafe fn dots<const N: usize, const R: usize>(
         self,
         width: CodeWidth,
@@ -258,8 +258,8 @@ pub(crate) trait Simd: Copy {
         init: [Self::I; R],
     ) -> [Self::I; R];
 
-    /// Writes sixteen numbers of 16 bits, the `half`-th sixteen of a block of 32, as [`Simd::dots_of_words`] wants them: in two planes, upper
-    /// bytes and lower ones, signed. # Safety: `block` is valid for writing 64 bytes.
+    /// Writes sixteen 16-bit numbers, the `half`-th sixteen of a block of 32, in the layout of [`Simd::dots_of_words`]: two planes of
+    /// signed bytes, the upper bytes and the lower ones. # Safety: `block` is valid for writing 64 bytes.
     #[inline(always)]
     unsafe fn store_numbers(self, block: *mut u8, half: usize, numbers: Self::I) {
         // Rounded, so that the lower byte is signed like the upper one.
@@ -284,7 +284,7 @@ pub(crate) trait Simd: Copy {
         // SAFETY: the caller's word.
         unsafe {
             let acts = acts.add(4 * from);
-            // Every plane its own sums: each product waits for the one before it.
+            // Each plane has its own sums: a product waits for the one before it in the same sum.
             let high = self.dots(width, codes, (acts, row_bytes), [self.splat_i(0); R]);
             let mut sums = self.dots(width, codes, (acts.add(BLOCK), row_bytes), init);
             for (sum, high) in sums.iter_mut().zip(high) {
@@ -373,7 +373,7 @@ pub(crate) trait Simd: Copy {
     }
 }
 
-/// Asks for the cache line at `p`, into the second-level cache, ahead of its use; any address will do.
+/// Prefetches the cache line at `p` into the second-level cache. Any address is valid.
 #[inline(always)]
 pub fn prefetch(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -382,7 +382,7 @@ pub fn prefetch(p: *const u8) {
         std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T1 }>(p.cast());
     }
     #[cfg(target_arch = "aarch64")]
-    // Written out, for want of a stable intrinsic.
+    // Inline assembly, because there is no stable intrinsic.
     // SAFETY: a hint, which faults at no address.
     unsafe {
         std::arch::asm!("prfm pldl2keep, [{}]", in(reg) p, options(nostack, preserves_flags, readonly));
@@ -391,7 +391,7 @@ pub fn prefetch(p: *const u8) {
     let _ = p;
 }
 
-/// The same into the first-level cache.
+/// Prefetches the cache line at `p` into the first-level cache. Any address is valid.
 #[inline(always)]
 pub(crate) fn prefetch_near(p: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -410,7 +410,7 @@ pub(crate) fn prefetch_near(p: *const u8) {
 
 /// 1.5 · 2²³: adding it rounds to an integer, ties to even, which then sits in the low mantissa bits.
 pub(crate) const ROUNDER: f32 = 12_582_912.0;
-/// Numbers of ordinary size times a power of two as low as this are 0; half of it is that of a normal number.
+/// `2^LOWEST` times a number of ordinary size is 0, and `2^(LOWEST / 2)` is still a normal number.
 const LOWEST: f32 = -250.0;
 
 #[inline(always)]

@@ -1,10 +1,10 @@
-//! Adds an n-gram embedding to one residual stream: its value, weighted by the product of its key and the stream.
+//! The contribution of an n-gram embedding to one residual stream: its value, weighted by a gate from its key and the stream's query.
 
 use crate::isa::{Isa, Kernel};
 use crate::math;
 use crate::simd::{LANES, Simd};
 
-/// The least magnitude of which the root is taken.
+/// Lower bound of the magnitude under the root.
 const LEAST: f32 = 1e-6;
 
 /// key = sigmoid(g) · value, with d = (key · query) / √width and g = sign(d) · √max(|d|, 1e-6). Panics if lengths differ.

@@ -184,8 +184,7 @@ mod tests {
     }
 
     /// Runs a round of prompts, one at a time, against a server that takes every field. The server answers a prompt with the stream of
-    /// the
-    /// same name, and any other prompt with an error.
+    /// the same name, and any other prompt with an error.
     fn round_of(prompts: &[&str], intruder: Option<&str>, streams: &[(&str, String)]) -> Round {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let target = Target::parse(&format!("http://{}", listener.local_addr().unwrap()), None).unwrap();

@@ -75,8 +75,7 @@ impl Said {
 ///
 /// # Errors
 /// When no answer came or the answer broke off: the soak's own faults may be the cause. An error or an omission of the server itself is
-/// an
-/// outcome.
+/// an outcome.
 pub async fn ask(target: &Target, question: &Question, reading: Reading<'_>) -> Result<Result<String, Outcome>> {
     let mut body = question.body.clone();
     body["stream"] = reading.stream.into();

@@ -74,8 +74,7 @@ impl DiskWatch {
 }
 
 /// Returns the bytes of the files below a directory, in whole blocks. Only files that two passes in a row both find are counted: a
-/// single
-/// pass would count files that are created while others are deleted.
+/// single pass would count files that are created while others are deleted.
 fn taken(dir: &Path) -> u64 {
     let (mut before, mut after) = (HashMap::new(), HashMap::new());
     look(dir, &mut before);

@@ -1,10 +1,8 @@
 //! Faults around a server, each on its own thread.
 //!
 //! Every fault ends with the soak and leaves nothing behind: a stopped server runs again, neighbours are killed, connections are
-//! closed,
-//! the filler is removed. While the soak itself keeps clients from the server, [`FaultLog::hindered`] returns true, and the server is
-//! not
-//! blamed.
+//! closed, the filler is removed. While the soak itself keeps clients from the server, [`FaultLog::hindered`] returns true, and the
+//! server is not blamed.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};

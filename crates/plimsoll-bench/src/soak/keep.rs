@@ -1,8 +1,7 @@
 //! Keeps answers that were given under load. At the end, when no other client runs, the same questions are asked again.
 //!
 //! A sample of bounded size in which every answer has the same chance (reservoir sampling). Random choices (temperature, seeds) are in
-//! the
-//! request bodies, so the same answer must come again.
+//! the request bodies, so the same answer must come again.
 
 use std::sync::{Mutex, MutexGuard};
 

@@ -1,8 +1,7 @@
 //! The scenario's server: started inside the limits that the scenario sets, ended with the soak.
 //!
 //! A memory cgroup comes from `tools/cage.sh`, which is built into the program; a small disk is a tmpfs. Both need root. Without them
-//! the
-//! server runs unlimited: standard error says it in capitals, and the verdict names it.
+//! the server runs unlimited: standard error says it in capitals, and the verdict names it.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};

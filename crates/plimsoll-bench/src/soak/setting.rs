@@ -47,8 +47,7 @@ impl Setting {
     }
 
     /// Returns a text to be continued. Half of the requests are greedy, the others sample. Half of them disable speculative decoding,
-    /// where
-    /// the server allows it.
+    /// where the server allows it.
     pub fn completion(&self, random: &mut Random) -> Question {
         let tokens = random.between(1, self.output_tokens as u64);
         let temperature = random.below(2);

@@ -148,8 +148,7 @@ pub struct Growth {
 const CHANCE: f64 = 12.0;
 
 /// Fits a line through `of` over the second half of all samples; none if there are too few. Only calm samples count: a fault takes
-/// memory
-/// and gives it back, which is no growth.
+/// memory and gives it back, which is no growth.
 pub fn growth(looks: &[Look], of: impl Fn(&Look) -> Option<f64>) -> Option<Growth> {
     let half = looks.get(looks.len() / 2)?.at_s;
     let calm = looks.iter().filter(|look| look.calm && look.at_s >= half);

@@ -19,7 +19,7 @@ pub fn checkpoint(name: &str) -> Checkpoint {
     Checkpoint::open(&models.join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-/// The shape of a model with one layer and this state.
+/// The shape of a small model, with this state.
 pub fn shape(state: Option<StateShape>) -> ModelShape {
     let kv = KvShape::new(KvDtype::F16, [KvLayer { kv_heads: 2, head_dim: 16, heads: 4, window: None }]);
     ModelShape { kv, state, hidden: 256, encoder: None, bf16: false }
@@ -37,7 +37,7 @@ pub fn device(
     device_of(table, checkpoint, shape, [256, slots], threads, isa)
 }
 
-/// The same with these numbers of pages and slots. Pages that no test touches take no memory.
+/// [`device`] with these numbers of pages and slots. Pages that no test touches take no memory.
 pub fn device_of(
     table: &WeightTable,
     checkpoint: &Checkpoint,

@@ -69,7 +69,7 @@ impl Bank {
     }
 }
 
-/// Returns the results of the rows, each computed alone through plain linear layers.
+/// Returns the result of a row alone, computed with plain linear layers.
 fn alone(device: &mut CpuDevice, bank: &Bank, spec: &Experts<'_>, x: &[f32], router: &[f32], old: &[f32]) -> Vec<u32> {
     device.begin_step();
     let (mut logits, top) = (router.to_vec(), spec.top_k);

@@ -62,7 +62,7 @@ fn run(
     all
 }
 
-/// Pages of a ring of `ring` pages for what rows from `start` to `end` see through the widest window; page 0 behind it.
+/// Returns the pages, from a ring of `ring` pages, that rows from `start` to `end` see through the widest window; page 0 before it.
 fn ring(start: usize, end: usize, ring: usize) -> Vec<u32> {
     let first = (start + 1).saturating_sub(WINDOW) / PAGE_TOKENS;
     (0..end.div_ceil(PAGE_TOKENS)).map(|page| if page < first { 0 } else { (page % ring) as u32 }).collect()
@@ -70,7 +70,7 @@ fn ring(start: usize, end: usize, ring: usize) -> Vec<u32> {
 
 #[test]
 fn a_layer_computes_the_same_in_any_cache() {
-    // A chunk of 40 rows attends to its own positions and 39 before it.
+    // A chunk of 40 rows sees its own positions and 39 before it.
     let need = (WINDOW - 1 + 40).div_ceil(PAGE_TOKENS) + 1;
     let pages = POSITIONS.div_ceil(PAGE_TOKENS);
     for threads in [1, 3] {
@@ -81,7 +81,7 @@ fn a_layer_computes_the_same_in_any_cache() {
             let values = filled(layer, of);
             let all = |_, end: usize| [(0..end.div_ceil(PAGE_TOKENS) as u32).collect(), Vec::new()];
             let expected = run(&mut device(&[alone], [pages, 0], 1), &spec(0, of), of, &values, all);
-            // Pages of the whole context backwards.
+            // The pages of the whole context, in reverse order.
             let whole = |end: usize| (0..end.div_ceil(PAGE_TOKENS)).map(|page| (pages - 1 - page) as u32).collect();
             let found =
                 run(&mut mixed, &spec(layer, of), of, &values, |start, end| [whole(end), ring(start, end, need)]);

@@ -21,7 +21,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// With all positions of all lists stored up to `CONTEXT`.
+    /// Creates the rig and stores all positions of all lists up to `CONTEXT`.
     fn new(threads: usize) -> Rig {
         let checkpoint = checkpoint("llama");
         let table = Declare::new(&checkpoint, DtypePolicy::Auto).finish();
@@ -35,14 +35,14 @@ impl Rig {
         let mut rig = Rig { device, pages };
         for list in 0..3 {
             for start in (0..CONTEXT).step_by(250) {
-                // The common prefix is stored three times, with equal bits.
+                // Common positions are stored three times, with the same values.
                 rig.step(&Step { rows: &[(list, start, 250)], ..Step::default() });
             }
         }
         rig
     }
 
-    /// Returns the attention results of rows. A row's inputs depend only on its sequence and position.
+    /// Returns the attention of rows. Their values depend only on their list and position.
     fn step(&mut self, step: &Step<'_>) -> Vec<Vec<u32>> {
         self.device.begin_step();
         let Step { window, seen_from, .. } = *step;

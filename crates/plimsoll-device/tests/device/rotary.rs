@@ -1,4 +1,4 @@
-//! The operation before attention gives the same bits as its parts one after the other: norms, rotation, storing.
+//! Norms, rotation and storing in one operation give the same result as one after the other.
 
 use crate::common::random::Random;
 use crate::common::{checkpoint, device, matrix, rows, shape};
@@ -7,7 +7,7 @@ use plimsoll_device::{Attention, Declare, Device, DtypePolicy, Isa, PAGE_TOKENS,
 /// Query heads, cached heads and their width: those of `shape`.
 const HEADS: [usize; 3] = [4, 2, 16];
 
-/// Returns the attention results of sequences' rows, each from a position on: by one operation, or by its parts one after the other.
+/// Returns the attention of the rows of sequences, each from a position on, with these steps in one operation or one after the other.
 fn run(seqs: &[(usize, usize)], norms: bool, interleaved: bool, threads: usize, at_once: bool) -> Vec<Vec<u32>> {
     let [heads, kv_heads, dim] = HEADS;
     let checkpoint = checkpoint("llama");
@@ -22,7 +22,7 @@ fn run(seqs: &[(usize, usize)], norms: bool, interleaved: bool, threads: usize, 
         positions.extend((start..start + rows).map(|position| position as u32));
         pages_at += pages;
     }
-    // In no order.
+    // The pages are in no order.
     let pages: Vec<u32> = (0..pages_at as u32).map(|page| (7 * page + 3) % 251).collect();
     let mut random = Random::new(11);
     let [q, k, v] = [heads, kv_heads, kv_heads].map(|heads| {

@@ -58,7 +58,7 @@ fn rig(dtype: KvDtype, threads: usize, isa: Isa) -> Rig {
     Rig { device, spec }
 }
 
-/// Returns the inputs of a sequence's position: query, key, value, index queries, index key.
+/// The inputs of a position of a sequence: query, key, value, index queries, index key.
 fn inputs(sequence: usize, position: usize) -> [Vec<f32>; 5] {
     let mut random = Random::new((sequence * 10_000 + position) as u64 + 1);
     let widths = [HEADS * WIDTH, KV_HEADS * WIDTH, KV_HEADS * WIDTH, INDEX_HEADS * INDEX_WIDTH, INDEX_WIDTH];
@@ -66,7 +66,7 @@ fn inputs(sequence: usize, position: usize) -> [Vec<f32>; 5] {
 }
 
 impl Rig {
-    /// The results of rows from `start` to `end` of some sequences.
+    /// Returns the results of rows from `start` to `end` of some sequences.
     fn step(&mut self, parts: &[(usize, usize, usize)]) -> Vec<Vec<u32>> {
         self.device.begin_step();
         let (mut seqs, mut pages, mut all) = (Vec::new(), Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! Fused operations of the device against the operations that they replace: the bits are equal.
+//! Fused operations of the device against the separate steps: not a bit may differ.
 
 use crate::common::random::Random;
 use crate::common::{checkpoint, device, matrix, rows, shape};
@@ -40,7 +40,7 @@ fn load(name: &str, dtype: ComputeDtype, threads: usize, isa: Isa) -> (CpuDevice
     (device, Layer { norm, attention, feed_forward })
 }
 
-/// Returns the results of `run` for `count` rows. It gets a copy of the rows to norm, and a buffer for the norm's result.
+/// Returns the results of `run` for `count` random rows. `run` gets the rows, and a buffer of the same size for the normed ones.
 fn results(
     (device, layer): &mut (CpuDevice, Layer),
     count: usize,
@@ -57,7 +57,7 @@ fn results(
     out
 }
 
-/// Every fixture, arithmetic, number of rows, and number of them that are rounded.
+/// Calls `check` for every fixture, arithmetic, number of rows, and number of rows in bfloat16.
 fn each(mut check: impl FnMut(&mut (CpuDevice, Layer), usize, usize)) {
     for (model, dtype) in MODELS.iter().flat_map(|m| [ComputeDtype::Auto, ComputeDtype::Int8].map(|d| (m, d))) {
         let mut loaded = load(model, dtype, 2, Isa::detect());

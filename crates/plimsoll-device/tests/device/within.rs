@@ -41,7 +41,7 @@ fn spec(window: Option<usize>) -> Attention {
     Attention { heads: HEADS, scale: 0.25, window, ..Attention::WHOLE }
 }
 
-/// Returns the results of each sequence's rows in one step.
+/// Returns the attention of the rows of all sequences, computed in one step.
 fn run(lengths: &[usize], seeds: &[u64], window: Option<usize>, threads: usize, isa: Isa) -> Vec<Vec<u32>> {
     let checkpoint = checkpoint("llama");
     let table = Declare::new(&checkpoint, DtypePolicy::Auto).finish();
@@ -54,7 +54,7 @@ fn run(lengths: &[usize], seeds: &[u64], window: Option<usize>, threads: usize, 
     let out = device.temp(q.rows, WIDTH).unwrap();
     let step = StepInput { seqs: &seqs, pages: &pages, ..StepInput::default() };
     device.attend_within(&spec(window), out, q, k, v, &step).unwrap();
-    // The same on the planner's device: as much workspace, to the byte.
+    // The planner's device must count the same workspace, to less than 64 bytes.
     let mut plan = PlanDevice::new(&table, &shape.kv);
     let [pq, pk, pv] = [(); 3].map(|()| plan.temp(q.rows, WIDTH).unwrap());
     let planned_out = plan.temp(q.rows, WIDTH).unwrap();

@@ -14,13 +14,13 @@ use plimsoll_formats::Checkpoint;
 use plimsoll_gpu::{Adapter, AdapterChoice, Context, GpuDevice, GpuMemory, GpuWeights, Sizes};
 use plimsoll_memory::{Component, Ledger};
 
-/// The methods of a device under test, beside its operations.
+/// Functions of a device for tests, beside its operations.
 pub trait Rig: Device {
     /// The device.
     fn as_device(&mut self) -> &mut dyn Device;
-    /// A matrix with these rows.
+    /// Creates a matrix with these rows.
     fn put_rows(&mut self, rows: &[Vec<f32>]) -> Buf;
-    /// The rows of matrices, after everything that was asked for.
+    /// Returns the rows of matrices, after all recorded operations.
     fn rows_of(&mut self, bufs: &[Buf]) -> Vec<Vec<Vec<f32>>>;
 }
 

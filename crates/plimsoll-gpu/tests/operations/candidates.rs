@@ -53,7 +53,7 @@ fn candidates_are_those_of_the_cpu() {
     }
 }
 
-/// Logits that a step did not fetch can be fetched after it; none is fetched twice.
+/// Rows that a step did not fetch can be fetched after it, and no row is fetched twice.
 #[test]
 #[ignore = "external"]
 fn rows_that_were_left_are_fetched_when_they_are_asked_for() {

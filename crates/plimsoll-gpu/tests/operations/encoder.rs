@@ -1,4 +1,4 @@
-//! The operations of image and audio encoders, and of the layers that take their outputs.
+//! Operations of image and audio encoders, and of the models that take their outputs.
 
 use plimsoll_device::{
     Attention, EncoderShape, KvDtype, KvLayer, KvShape, Mode, ModelShape, Near, SeqSpan, StepInput, Unfold,
@@ -8,13 +8,13 @@ use super::common::random::Random;
 use super::common::{Rig, alone, checkpoint, close, cpu, gpu};
 use super::{both, small_shape, some_linears, vectors};
 
-/// Every row of sequences of these lengths with all others of its own.
+/// Attends every row of sequences of these lengths to all rows of its own sequence.
 fn attend(device: &mut dyn Rig, heads: usize, lengths: &[usize], qkv: &[Vec<Vec<f32>>; 3]) -> Vec<Vec<f32>> {
     let spec = Attention { layer: 0, heads, scale: 0.25, ..Attention::WHOLE };
     let scope = device.mark();
     let [q, k, v] = qkv.each_ref().map(|rows| device.put_rows(rows));
     let out = device.temp(q.rows, q.cols).unwrap();
-    // Twice, as two layers do.
+    // Runs twice, like two layers.
     for _ in 0..2 {
         let mut first = 0;
         let mut sequences = lengths.iter().map(|rows| {

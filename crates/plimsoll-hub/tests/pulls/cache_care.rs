@@ -143,7 +143,7 @@ fn a_new_revision_leaves_nothing_of_the_old_one_beside_it() {
     // One file of the new revision undoes the pull of the directory, and its weights wait for that to be done again.
     pulled("hf:org/repo:config.json");
     assert!(directory.join("model.safetensors").exists());
-    // Files that another pull needs stay, of any revision, and so do files that were never pulled.
+    // Files that another pull needs stay, from any revision, and so do files that were never pulled.
     pulled("hf:org/repo");
     let there = ["config.json", "m.gguf", shards, index, "notes.txt", "plimsoll.json"];
     assert_eq!(files_below(&directory), there);

@@ -1,4 +1,4 @@
-//! Shared by the tests: settings without the network, sample content, a recorder of progress, a fake pip.
+//! Shared parts of the tests: settings without the network, sample content, a recorder of progress, a fake pip.
 
 use std::ffi::OsString;
 use std::fs;
@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 use zip::write::{SimpleFileOptions, ZipWriter};
 
-/// Settings for an endpoint of the tests: nothing of the machine's environment, and no patience.
+/// Settings for an endpoint of the tests: without the machine's environment, and with short waits.
 pub fn settings(endpoint: String) -> Settings {
     Settings {
         endpoint,
@@ -37,7 +37,7 @@ pub fn cache() -> (TempDir, Cache) {
     (dir, cache)
 }
 
-/// Bytes that look like nothing and do not repeat within any test's file.
+/// Pseudo-random bytes that do not repeat within any test's file.
 pub fn content(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(2).wrapping_add(1);
     (0..len)
@@ -73,7 +73,7 @@ pub fn files_below(directory: &Path) -> Vec<String> {
     out
 }
 
-/// Remembers notes, stages and bytes.
+/// Records notes, stages and bytes.
 #[derive(Default)]
 pub struct Recorder {
     pub notes: Vec<String>,
@@ -146,7 +146,7 @@ impl FakePip {
         Self { directory }
     }
 
-    /// A fake pip that copies the wheel prepared under the requirement's name, and fails if there is none.
+    /// Creates a fake pip that copies the wheel prepared under the requirement's name, and fails if there is none.
     pub fn copying() -> Self {
         Self::new(
             "cp \"$here/$requirement.whl\" \"$dest/$requirement-py3-none-any.whl\" \
@@ -164,7 +164,7 @@ impl FakePip {
         self.add_wheel_of(requirement, &[(member, content)])
     }
 
-    /// The same with several members.
+    /// [`Self::add_wheel`] with several members.
     pub fn add_wheel_of(&self, requirement: &str, members: &[(&str, &[u8])]) -> u64 {
         let path = self.wheel_path(requirement);
         let mut wheel = ZipWriter::new(fs::File::create(&path).unwrap());

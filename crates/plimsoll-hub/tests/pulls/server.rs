@@ -14,19 +14,19 @@ use crate::fixtures::sha256;
 /// The commit every test repository is at.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// The content of a path, and the faults of serving it.
+/// The answer at a path, with its faults.
 #[derive(Clone, Default)]
 pub struct Page {
     pub body: Vec<u8>,
     pub etag: Option<String>,
     pub ignore_range: bool,
-    /// For each request in turn: close the connection after so many bytes of the body.
+    /// For each request in turn: close the connection after this many bytes of the body.
     pub cuts: Vec<usize>,
     /// For each request in turn: answer with this status and nothing else.
     pub statuses: Vec<u16>,
-    /// Bytes and pause between them.
+    /// Send this many bytes at a time, with this pause between them.
     pub drip: Option<(usize, Duration)>,
-    /// After so many bytes of the body, be silent for so long, the first time.
+    /// After this many bytes of the body, send nothing for this long, the first time only.
     pub silence: Option<(usize, Duration)>,
     pub redirect: Option<String>,
     /// Do not announce a length; the end of the connection is the end of the body.

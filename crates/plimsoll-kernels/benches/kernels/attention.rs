@@ -13,7 +13,7 @@ const KV_HEADS: usize = 8;
 const DIM: usize = 128;
 const POSITIONS: usize = 4096;
 
-/// A case: the number of rows, and of query heads for each head of keys and values.
+/// One measurement: `rows` rows of `heads` query heads per key/value head.
 struct Case {
     name: &'static str,
     dtype: KvDtype,

@@ -42,7 +42,7 @@ impl<T> Aligned<T> {
         let line = 64 / size_of::<T>();
         let mut values: Vec<T> = Vec::with_capacity(len + line);
         let start = values.as_ptr().addr().wrapping_neg() % 64 / size_of::<T>();
-        // The values before `start` are never read.
+        // The values before `start` are unused but must be initialised.
         values.extend((0..len + line).map(value));
         values.truncate(start + len);
         Aligned { values, start }

@@ -1,5 +1,5 @@
-//! Operations that stream from memory, in pieces well below a scheduler's time slice. The pieces are different parts of a region larger
-//! than any cache.
+//! Weights that stream from memory, in pieces well below a scheduler's time slice. Together the pieces are larger than any cache, and
+//! each piece is another part.
 
 use std::sync::LazyLock;
 

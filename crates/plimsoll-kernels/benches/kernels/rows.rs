@@ -1,4 +1,4 @@
-//! Operations on single rows of 4096.
+//! Operations on single rows of 4096 elements.
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
@@ -12,7 +12,7 @@ fn row() -> Vec<f32> {
     (0..N).map(|i| (i as f32).sin() * 4.0).collect()
 }
 
-/// Measures something done to a row, beside one that stays as it is.
+/// Measures an operation on a row, with another row as input.
 fn over_row(bencher: Bencher, mut op: impl FnMut(&mut [f32], &[f32])) {
     let (x, mut y) = (row(), row());
     bencher.counter(ItemsCount::new(N)).bench_local(|| op(&mut y, &x));

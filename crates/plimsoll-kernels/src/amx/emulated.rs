@@ -1,9 +1,9 @@
-//! The matrix unit for this crate's unit tests on processors that have none: its instructions fault, and the handler does what they
-//! would have done. So what is written for the unit is tested wherever there is AVX-512, bit for bit; of its speed nothing is learnt.
-//! Loading the configuration is replaced instead ([`configure`]).
+//! Emulates the matrix unit for this crate's unit tests on processors without one. Its instructions fault, and the signal handler
+//! executes them. Code for the unit is thereby tested bit for bit wherever there is AVX-512; its speed is not. Loading the
+//! configuration is replaced instead ([`configure`]).
 //!
-//! A handler may interrupt anything, so nothing here allocates, locks or panics: what the unit would refuse stays a fault, and ends
-//! the process.
+//! A handler may interrupt any code, so nothing here allocates, locks or panics. An instruction that the unit would refuse stays a
+//! fault and ends the process.
 
 use std::cell::UnsafeCell;
 use std::env;
@@ -19,15 +19,15 @@ use super::Shapes;
 const ROWS: usize = 16;
 const QUADS: usize = 16;
 const TILES: usize = 8;
-/// Bytes of an instruction with only tiles as operands.
+/// Length of an instruction with only tiles as operands.
 const BYTES: usize = 5;
-/// Bytes of another before what describes its place in memory.
+/// Bytes of an instruction with a memory operand, before the operand.
 const HEAD_BYTES: usize = 4;
 
-/// Pairs of bfloat16, or four bytes, or a sum.
+/// A pair of bfloat16, or four bytes, or a sum.
 type Quad = [u8; 4];
 
-/// Sixteen lines of 64 bytes; what the shape does not have of them is zero.
+/// Sixteen lines of 64 bytes; bytes outside the shape are zero.
 #[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Tile([[Quad; QUADS]; ROWS]);
@@ -36,14 +36,14 @@ impl Tile {
     const ZERO: Tile = Tile([[[0; 4]; QUADS]; ROWS]);
 }
 
-/// The registers of a thread's unit.
+/// The state of a thread's unit.
 struct AmxState {
     shapes: Shapes,
     tiles: [Tile; TILES],
 }
 
 thread_local! {
-    // Without a destructor and without a first use to make it: a handler may ask for it.
+    // No destructor and no lazy initialisation: a signal handler may access it.
     static AMX: UnsafeCell<AmxState> = const { UnsafeCell::new(AmxState { shapes: Shapes::NONE, tiles: [Tile::ZERO; TILES] }) };
 }
 
@@ -55,7 +55,7 @@ pub(super) fn forced() -> bool {
     env::var_os("EMULATE_AMX").is_some()
 }
 
-/// From here on this process has a unit.
+/// Installs the handler: from here on this process has a unit.
 pub(super) fn install() {
     INSTALLED.get_or_init(|| {
         // SAFETY: the handler has the signature that the flag asks for, and touches nothing but its thread's unit, the interrupted
@@ -69,12 +69,12 @@ pub(super) fn install() {
     });
 }
 
-/// Sets this thread's unit up, if it is emulated: a processor that has one loads a configuration unasked, without a fault.
+/// Configures this thread's unit if it is emulated: a processor with a real unit loads a configuration without a fault.
 pub(super) fn configure(shapes: &Shapes) -> bool {
     let emulated = INSTALLED.get().is_some();
     if emulated {
         let amx = AmxState { shapes: *shapes, tiles: [Tile::ZERO; TILES] };
-        // The compiler does not know that the assembly around this reads and writes the unit, too.
+        // The compiler does not know that the assembly around this call reads and writes the unit, too.
         compiler_fence(Ordering::SeqCst);
         // SAFETY: this thread is the only one to use its unit, and does nothing else with it.
         AMX.with(|at| unsafe { *at.get() = amx });
@@ -98,7 +98,7 @@ extern "C" fn on_sigill(_: i32, _: *mut siginfo_t, context: *mut c_void) {
     }
 }
 
-/// Does what the instruction at `code` says, and returns how long it is; of other instructions, and where the unit would refuse, none.
+/// Executes the instruction at `code` and returns its length; none for other instructions, and for those that the unit would refuse.
 ///
 /// # Safety
 /// `code` points to an instruction, and what it reads and writes is the program's business.
@@ -110,12 +110,12 @@ unsafe fn run(amx: &mut AmxState, code: *const u8, registers: &[greg_t; 23]) -> 
         }
         code.cast::<[u8; BYTES]>().read()
     };
-    // The second opcode map, 128 bits wide, no W; there is no tile behind the eighth.
+    // Opcode map 2, 128 bits wide, no W. There are only eight tiles.
     if extension & 0x9f != 0x82 || prefix & 0x84 != 0 {
         return None;
     }
     let (tile, other) = (usize::from(operand >> 3 & 7), usize::from(operand & 7));
-    // Inverted; where there is no third operand it names none.
+    // The third operand is stored inverted; without one the field is 0.
     let third = usize::from(!(prefix >> 3) & 0xf);
     let in_memory = operand >> 6 != 3;
     if !in_memory && extension & 0x20 == 0 {
@@ -158,14 +158,14 @@ unsafe fn run(amx: &mut AmxState, code: *const u8, registers: &[greg_t; 23]) -> 
 }
 
 impl AmxState {
-    /// Rows and bytes of a row of a tile.
+    /// Returns the rows of a tile and the bytes of a row.
     fn shape(&self, tile: usize) -> Option<(usize, usize)> {
         let (rows, bytes) = (usize::from(self.shapes.rows[tile]), usize::from(self.shapes.row_bytes[tile]));
         (rows > 0 && rows <= ROWS && bytes > 0 && bytes <= 4 * QUADS && bytes.is_multiple_of(4))
             .then_some((rows, bytes))
     }
 
-    /// Adds to the first of three tiles what `sum` makes of a row of the second and a column of the third.
+    /// Updates the first of three tiles: `sum` adds the product of a row of the second and a column of the third.
     fn product(&mut self, [to, a, b]: [usize; 3], sum: impl Fn(Quad, &[Quad], &[Quad]) -> Quad) -> Option<usize> {
         if b >= TILES || to == a || to == b || a == b {
             return None;
@@ -186,7 +186,7 @@ impl AmxState {
     }
 }
 
-/// Signed bytes of a row times bytes of a column.
+/// Adds the products of a row's signed bytes and a column's bytes.
 fn bytes(sum: Quad, row: &[Quad], column: &[Quad], value: impl Fn(u8) -> i32) -> Quad {
     let mut sum = i32::from_le_bytes(sum);
     for (a, b) in row.as_flattened().iter().zip(column.as_flattened()) {
@@ -195,7 +195,8 @@ fn bytes(sum: Quad, row: &[Quad], column: &[Quad], value: impl Fn(u8) -> i32) ->
     sum.to_le_bytes()
 }
 
-/// Pairs of bfloat16: the first of each into one sum, the second into another, from zero. Denormal numbers are zero.
+/// Adds the products of pairs of bfloat16: the first elements into one sum, the second ones into another, from zero. Denormal numbers
+/// count as zero.
 fn bfloat16(sum: Quad, row: &[Quad], column: &[Quad]) -> Quad {
     let values = |pair: Quad| {
         let both = u32::from_le_bytes(pair);
@@ -216,16 +217,16 @@ fn flushed(x: f32) -> f32 {
     if x.is_subnormal() { 0.0f32.copysign(x) } else { x }
 }
 
-/// Where an instruction's operand is: base, scaled index and displacement, which make lines some stride apart.
+/// The memory operand of an instruction: base, scaled index and displacement. Lines are `stride` bytes apart.
 struct Place {
     base: usize,
     stride: usize,
-    /// Bytes of the instruction behind its opcode.
+    /// Length of the operand's encoding: all bytes after the opcode.
     bytes: usize,
 }
 
 impl Place {
-    /// Decodes the operands behind an opcode. Operands of tiles always have a base and an index.
+    /// Decodes the bytes after an opcode. Tile operands always have a base and an index.
     ///
     /// # Safety
     /// These bytes can be read.
@@ -241,7 +242,7 @@ impl Place {
             return None;
         }
         let index = number(sib >> 3, 0x40);
-        // The stack pointer is no index.
+        // The stack pointer's number means no index.
         let stride = if index == 4 { 0 } else { register(index) << (sib >> 6) };
         let (displacement, bytes) = match mode {
             0 => (0, 2),
@@ -257,7 +258,7 @@ impl Place {
     }
 }
 
-/// Where a context has the registers, by their numbers in instructions.
+/// Positions of the registers in a signal context, by their numbers in instructions.
 const REGISTERS: [i32; 16] = [
     libc::REG_RAX,
     libc::REG_RCX,

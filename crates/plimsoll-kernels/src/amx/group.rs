@@ -1,19 +1,19 @@
-//! Products of one group of k, scaled by others before the next: of the rows' planes by up to four panels.
+//! Products of one group of k: the rows' planes times up to four panels. The vector units scale them before the next group.
 //!
-//! Tile 0 holds codes, 1 and 2 the rows' upper and lower plane; 3 to 6 the sums. Writing sums right behind their product would stop
-//! everything until the product is done (52 cycles), so other products are started first.
+//! Tile 0 holds codes, 1 and 2 the rows' upper and lower plane, 3 to 6 the sums. Writing sums right after their product would stall the
+//! unit until the product is done (52 cycles), so other products are started first.
 
 use std::arch::asm;
 
 /// Codes of 0..=255, against the signed bytes of both planes.
 pub(crate) const UNSIGNED: u8 = 0;
-/// Codes of −128..=127, against the same.
+/// Codes of −128..=127, against the signed bytes of both planes.
 pub(crate) const SIGNED: u8 = 1;
 /// Codes and planes in bfloat16; both planes are summed up in one tile.
 pub(crate) const BFLOAT: u8 = 2;
-/// As [`UNSIGNED`], where there is one plane.
+/// [`UNSIGNED`] with one plane.
 pub(crate) const UNSIGNED_BYTES: u8 = 3;
-/// As [`SIGNED`], where there is one plane.
+/// [`SIGNED`] with one plane.
 pub(crate) const SIGNED_BYTES: u8 = 4;
 
 /// Whether the rows have one plane.
@@ -21,7 +21,7 @@ pub(crate) const fn one_plane(kind: u8) -> bool {
     kind == UNSIGNED_BYTES || kind == SIGNED_BYTES
 }
 
-/// Writes a tile of sums as the `$index`-th of those at `$dots`.
+/// Writes a tile of sums as tile `$index` at `$dots`.
 macro_rules! write_tile {
     ($dots:expr, $index:literal, $tile:literal) => {
         // SAFETY: the calling function promises it in a `# Safety` section of its own.
@@ -67,9 +67,8 @@ pub(crate) unsafe fn load_rows<const KIND: u8>(acts: *const u8, row_bytes: usize
     }
 }
 
-/// Multiplies the loaded rows by a group of `P` panels (1 or 2, in bfloat16 and of one plane up to 4). The panels'
-/// codes lie 1 KiB apart. Before a tile of sums is used again, what it holds of the group before goes to `before`, as
-/// [`store`] would write it.
+/// Multiplies the loaded rows by a group of `P` panels (1 or 2, in bfloat16 and with one plane up to 4). The panels' codes are 1 KiB
+/// apart. Before a tile of sums is reused, its sums of the previous group are written to `before`, as [`store`] would write them.
 ///
 /// # Safety
 /// The unit is set up for the group, rows are loaded, and `codes` and `before` point to as much as they take.
@@ -92,7 +91,7 @@ pub(crate) unsafe fn multiply<const KIND: u8, const P: usize>(codes: *const u8, 
             }
         };
     }
-    // Of one plane.
+    // One plane.
     macro_rules! single {
         ($instruction:literal, $panel:literal, $tile:tt) => {
             // SAFETY: the caller's word.
@@ -108,7 +107,7 @@ pub(crate) unsafe fn multiply<const KIND: u8, const P: usize>(codes: *const u8, 
             }
         };
     }
-    // Of two planes, into one tile.
+    // Two planes, into one tile.
     macro_rules! joint {
         ($instruction:literal, $panel:literal, $tile:tt) => {
             product!($instruction, $panel, $tile, $tile; $tile)
@@ -154,7 +153,7 @@ pub(crate) unsafe fn multiply<const KIND: u8, const P: usize>(codes: *const u8, 
     }
 }
 
-/// Writes the sums of `P` panels: a tile of sixteen rows of sixteen each, as integers one for each plane.
+/// Writes the sums of `P` panels: a tile of sixteen rows of sixteen each; as integers one tile per plane.
 ///
 /// # Safety
 /// `dots` is valid for writing as many KiB, and [`multiply`] has filled the tiles.

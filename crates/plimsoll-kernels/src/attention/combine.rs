@@ -1,11 +1,12 @@
-//! How partial results of splits become one, and that the output: a maximum, a sum relative to it, and an accumulator.
+//! Combines partial results of splits, and turns the result into the output. A partial result is a maximum, a sum relative to it, and
+//! an accumulator.
 
 use super::{AttendOutput, HEADER};
 use crate::isa::{Isa, Kernel};
 use crate::math;
 use crate::simd::{LANES, Simd};
 
-/// Makes a partial result that of no position at all.
+/// Sets a partial result to the one of no positions.
 pub(super) fn clear(state: &mut [f32]) {
     state.fill(0.0);
     state[0] = f32::NEG_INFINITY;
@@ -39,7 +40,7 @@ impl Kernel for Merge<'_> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         for (state, partial) in self.states.chunks_exact_mut(self.len).zip(self.partials.chunks_exact(self.len)) {
-            // Nothing seen on one side: the other is the result, untouched, however many empty splits there were.
+            // If one side saw no positions, the other is the result, unchanged, however many empty splits there were.
             if partial[1] == 0.0 {
                 continue;
             }
@@ -62,7 +63,7 @@ impl Kernel for Merge<'_> {
     }
 }
 
-/// Divides by the sum, of which the head's sink is a part.
+/// Divides by the sum, the head's sink included.
 struct Finish<'a> {
     state: &'a [f32],
     sink: Option<f32>,

@@ -1,16 +1,16 @@
 //! One tile of queries over one split: which query sees which positions, and the order of the three kernels in
 //! `attention/tile.rs`. The parent module decides how splits combine.
 //!
-//! Keys and values are loaded once for all queries of the tile. Positions that only some of the queries see are masked out of
-//! the scores, and their values are read by those queries alone: what another query must not see is never multiplied into
-//! its sum, not even by zero.
+//! Keys and values are loaded once for all queries of the tile. Positions that only some of the queries see are masked out of the
+//! scores of the others. Their values are read only for the queries that see them: a hidden position is never multiplied into a sum,
+//! not even by zero.
 
 use super::tile::{BF16, F16, F32, Q8, Scores, Softmax, TileView, Values};
 use super::{AttendParams, HEADER, KvPages, Queries, SPLIT};
 use crate::isa::Isa;
 use crate::kv::{KvDtype, PAGE};
 
-/// One split of a call: what its tiles share.
+/// One split of a call: the inputs that its tiles share.
 pub(super) struct Split<'a> {
     pub(super) isa: Isa,
     pub(super) kv: &'a KvPages<'a>,
@@ -20,7 +20,7 @@ pub(super) struct Split<'a> {
 }
 
 impl Split<'_> {
-    /// Runs the queries `first ..` of as many partial results as are given (at most eight), in tiles of at most `TILE`.
+    /// Runs the queries from `first` on, one per partial result (at most eight), in tiles of at most `TILE`.
     ///
     /// # Safety
     /// As for [`super::attend_split`] after its checks.
@@ -56,7 +56,7 @@ impl Split<'_> {
         }
     }
 
-    /// `Q` queries: scores, softmax, values.
+    /// Computes `Q` queries: scores, softmax, values.
     fn tile<const D: u8, const Q: usize>(&self, first: usize, scratch: &mut [f32], partials: &mut [f32]) {
         let (start, end) = (self.split * SPLIT, (self.split + 1) * SPLIT);
         let dim = self.kv.layout.head_dim();
@@ -97,8 +97,8 @@ impl Split<'_> {
         }
     }
 
-    /// Scores of pages `first..end`, visible or not. Few queries take several pages at a time, or the multipliers would wait
-    /// for the chains.
+    /// Computes the scores of pages `first..end`, visible or not. Few queries process several pages at a time, so that the multipliers do
+    /// not wait for the chains.
     fn scores<const D: u8, const Q: usize>(
         &self,
         view: TileView<'_>,
@@ -118,7 +118,7 @@ impl Split<'_> {
         }
     }
 
-    /// Σ p · V for all queries: together where all of them see, each for itself before and after.
+    /// Adds Σ p · V for all queries: together for positions that all of them see, separately before and after.
     fn all_values<const D: u8, const Q: usize>(
         &self,
         view: TileView<'_>,
@@ -135,8 +135,8 @@ impl Split<'_> {
             return;
         }
         self.own_values::<D>(view, &spans.map(|span| (span.0, low)), scores, partials);
-        // Sums of four queries times 32 dimensions are all the registers that AVX2 and NEON have. They pay where nothing but loads stands
-        // beside them; halves are widened in registers.
+        // Sums of four queries times 32 dimensions take all registers of AVX2 and NEON. They pay if only loads stand beside them; half
+        // floats need registers to be widened.
         let narrow = matches!(self.isa, Isa::Avx2 | Isa::Neon) && matches!(D, F16 | BF16);
         match (Q, narrow) {
             (8, _) => self.isa.run_widest(Values::<D, 8, 2> { view, scores, partials, low, high }),
@@ -150,7 +150,7 @@ impl Split<'_> {
         self.own_values::<D>(view, &spans.map(|span| (high, span.1)), scores, partials);
     }
 
-    /// Σ p · V of each query over its own span.
+    /// Adds Σ p · V of each query over its own span.
     fn own_values<const D: u8>(
         &self,
         view: TileView<'_>,

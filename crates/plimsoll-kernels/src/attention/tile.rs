@@ -16,21 +16,21 @@ pub(super) const F16: u8 = 1;
 pub(super) const BF16: u8 = 2;
 pub(super) const Q8: u8 = 3;
 
-/// The inputs that all kernels of a tile read.
+/// The inputs that the kernels of a tile share.
 #[derive(Clone, Copy)]
 pub(super) struct TileView<'a> {
     pub(super) kv: &'a KvPages<'a>,
     pub(super) softcap: Option<f32>,
-    /// First position of the split, that of column 0 of the scores.
+    /// First position of the split, which is column 0 of the scores.
     pub(super) start: usize,
-    /// Keys and values come from memory, for one row: pages are asked for before their turn.
+    /// Whether to prefetch pages: one row reads keys and values from memory.
     pub(super) ahead: bool,
 }
 
-/// A page of keys is prefetched this many pages before it is read, or as many pages as are read at a time.
+/// Keys are prefetched this many pages ahead, or as many as are processed at a time if that is more.
 const PAGES_AHEAD: usize = 2;
 
-/// Number of positions that are summed for one vector of dimensions before the next vector. A vector of halves is half
+/// Number of positions that are summed for one vector of dimensions before the next vector. A vector of half floats is half
 /// a cache line; the other half is still in a near cache when it is needed.
 const NEAR: usize = 64;
 
@@ -54,7 +54,7 @@ impl<const D: u8, const Q: usize, const P: usize> Kernel for Scores<'_, D, Q, P>
 }
 
 impl<const D: u8, const Q: usize, const P: usize> Scores<'_, D, Q, P> {
-    /// With or without asking for later pages, told to the compiler: loops that may ask have fewer registers.
+    /// Runs all pages. `AHEAD` is known to the compiler, because loops with prefetches have fewer registers.
     #[inline(always)]
     fn all<S: Simd, const AHEAD: bool>(&mut self, s: S) {
         let mut page = self.first;
@@ -68,7 +68,7 @@ impl<const D: u8, const Q: usize, const P: usize> Scores<'_, D, Q, P> {
         }
     }
 
-    /// Scores of `N` pages: per query and position, one chain over the dimensions.
+    /// Computes the scores of `N` pages: per query and position, one chain over the dimensions.
     #[inline(always)]
     fn pages<S: Simd, const N: usize, const AHEAD: bool>(&mut self, s: S, page: usize) {
         let kv = self.view.kv;
@@ -122,9 +122,8 @@ impl<const D: u8, const Q: usize, const P: usize> Scores<'_, D, Q, P> {
     }
 }
 
-/// Prefetches a part of later pages' keys and as much of these pages' values. The values lie `half` bytes behind the
-/// keys and are used after all keys. The prefetches are spread over the products, since a processor stalls on many at
-/// once.
+/// Prefetches a part of later pages' keys and an equal part of these pages' values. The values are `half` bytes after the keys and are
+/// used after all keys. The prefetches are spread over the products, since a processor stalls on many at once.
 #[inline(always)]
 fn ask<const N: usize>(half: usize, pages: &[*const u8; N], later: &[*const u8; N], part: Range<usize>) {
     for at in (part.start.next_multiple_of(64)..part.end).step_by(64) {
@@ -135,7 +134,7 @@ fn ask<const N: usize>(half: usize, pages: &[*const u8; N], later: &[*const u8; 
     }
 }
 
-/// acc[n][q] = fma(query[d][q], K[n][d], acc[n][q]) for d in `dims`; before every [`PAIRS`] of them `ask`.
+/// acc[n][q] = fma(query[d][q], K[n][d], acc[n][q]) for d in `dims`. Calls `ask` before every [`PAIRS`] dimensions.
 ///
 /// # Safety
 /// `pages` point to K, `queries` to `Q` floats per dimension, and `dims` are below head_dim.
@@ -218,8 +217,8 @@ pub(super) fn visible<S: Simd>(s: S, at: usize, low: usize, high: usize, score: 
     s.select_lt(lane, s.splat(high.saturating_sub(at).min(LANES) as f32), score, none)
 }
 
-/// Adds Σ p · V over positions `low..high` to the sums of `N` queries, all of which see them, `M` vectors of dimensions at a
-/// time.
+/// Adds Σ p · V over positions `low..high` to the sums of `N` queries, `M` vectors of dimensions at a time. All of these queries see
+/// all of these positions.
 pub(super) struct Values<'a, const D: u8, const N: usize, const M: usize> {
     pub(super) view: TileView<'a>,
     /// The exponentials, rows [`SPLIT`] apart.
@@ -256,7 +255,7 @@ impl<const D: u8, const N: usize, const M: usize> Kernel for Values<'_, D, N, M>
 }
 
 impl<const D: u8, const N: usize, const M: usize> Values<'_, D, N, M> {
-    /// `W` vectors of dimensions from `vector`.
+    /// Adds `W` vectors of dimensions from `vector` on.
     #[inline(always)]
     fn vectors<S: Simd, const W: usize>(&mut self, s: S, vector: usize) {
         let dim = self.view.kv.layout.head_dim();
@@ -295,7 +294,7 @@ impl<const D: u8, const N: usize, const M: usize> Values<'_, D, N, M> {
         }
     }
 
-    /// V of one position in `W` vectors of dimensions, each with its scale (of use under Q8 only).
+    /// Loads V of one position in `W` vectors of dimensions, each with its scale (used for Q8 only).
     ///
     /// # Safety
     /// `page` points to V, and the vectors are below head_dim / 16.
@@ -323,7 +322,8 @@ impl<const D: u8, const N: usize, const M: usize> Values<'_, D, N, M> {
     }
 }
 
-/// Dimension `first + i` of a page's keys of format `D`, of Q8 the codes: `first` is a multiple of eight, and `i` below that.
+/// Loads dimension `first + i` of a page's keys of format `D`, for Q8 the codes. `first` is a multiple of eight, and `i` is below
+/// eight.
 ///
 /// # Safety
 /// The page has the dimension.
@@ -338,7 +338,7 @@ pub(super) unsafe fn load_key<S: Simd, const D: u8>(s: S, keys: *const u8, (firs
     }
 }
 
-/// Sixteen dimensions of a page's values of format `D` from `d` on, at one position; of Q8 the codes.
+/// Loads sixteen dimensions of a page's values of format `D` from `d` on, at one position; for Q8 the codes.
 ///
 /// # Safety
 /// The page has heads of `dim` dimensions, these among them.
@@ -359,7 +359,7 @@ pub(super) unsafe fn load_value<S: Simd, const D: u8>(
     }
 }
 
-/// Of sixteen pairs of bfloat16 the first ones or the second ones.
+/// Loads the first or the second elements of sixteen pairs of bfloat16.
 ///
 /// # Safety
 /// They lie there.
@@ -370,7 +370,7 @@ unsafe fn load_half<S: Simd>(s: S, pairs: *const u8, second: bool) -> S::F {
     s.as_floats(if second { s.and_i(pairs, s.splat_i(!0xffff)) } else { s.shl_i::<16>(pairs) })
 }
 
-/// Loads the 16 values from `index` on of format `D`; of Q8 the codes.
+/// Loads 16 values of format `D` from `index` on; for Q8 the codes.
 ///
 /// # Safety
 /// They lie there, counted from `base`.

@@ -1,14 +1,13 @@
 //! Quantized panels on the matrix unit (AMX): the dot products of sixteen rows and sixteen outputs at once.
 //!
-//! A block of codes, unpacked, lies as the unit wants its second operand (quads or pairs of k down, outputs across), and the
-//! planes of the activations, two or one, lie as it wants its first. Bytes are multiplied into integers. Where every sum is an
-//! integer that a float holds (`QuantPacking::fits_floats`), bfloat16 does better: activations come scaled, by powers of
-//! two, and both planes fall into one sum. Either way the products are exact, and sums of rows are formed from them in
-//! the order of `quant.rs`: the bits are the same.
+//! An unpacked block of codes has the layout of the unit's second operand (quads or pairs of k down, outputs across). The planes of the
+//! activations, two or one, have the layout of its first. Bytes are multiplied into integers. If every sum is an integer that a float
+//! holds (`QuantPacking::fits_floats`), bfloat16 is faster: activations are scaled by powers of two, and both planes are added into one
+//! sum. Either way the products are exact, and the rows' sums are formed from them in the order of `quant.rs`: the bits are the same.
 //!
-//! The unit is fast enough to be kept waiting by its operands. So a few panels advance together, three groups of k at a time:
-//! their codes are unpacked once for all rows of the call and stay in the first-level cache; then rows pass by, sixteen at
-//! a time, each tile of them loaded once for all panels. First the unit multiplies, then the vector units scale.
+//! The unit is so fast that it waits for its operands. A few panels therefore advance together, three groups of k at a time. Their
+//! codes are unpacked once for all rows of the call and stay in the first-level cache. Then the rows follow, sixteen at a time, each
+//! tile of them loaded once for all panels. First the unit multiplies, then the vector units scale.
 
 use std::mem::{MaybeUninit, offset_of};
 use std::ops::Range;
@@ -26,22 +25,22 @@ use unpack::Unpack;
 
 mod unpack;
 
-/// Fewer rows than this are left to the vector units.
+/// The vector units multiply fewer rows than this.
 const FEWEST_ROWS: usize = 5;
-/// The same of one plane: smaller tiles than whole ones do not pay.
+/// [`FEWEST_ROWS`] for one plane: only whole tiles pay.
 const FEWEST_BYTES: usize = TILE_ROWS;
 /// Groups of k that are unpacked, multiplied and scaled at a time.
 const GROUPS: usize = 3;
-/// How many groups ahead of their use codes and scales are asked for.
+/// Codes and scales are prefetched this many groups before their use.
 const AHEAD: usize = 2 * GROUPS;
-/// Most panels that advance together.
+/// At most this many panels advance together.
 const PANELS: usize = 4;
-/// Most tiles of a call.
+/// At most this many tiles in a call.
 const TILES: usize = MOST_ROWS / TILE_ROWS;
 /// Floats of a tile of sums.
 const TILE: usize = TILE_ROWS * PANEL;
 
-/// Returns the form in which codes are multiplied. `None` if no form holds them.
+/// Returns the operand format for codes; `None` if none fits.
 fn kind(quant: QuantPacking, form: ActForm) -> Option<u8> {
     let (highest, zero) = (i32::from(quant.highest()), i32::from(quant.zero));
     let (bytes, signed) = (form == ActForm::Bytes, zero <= 128 && highest - zero <= 127);
@@ -53,7 +52,7 @@ fn kind(quant: QuantPacking, form: ActForm) -> Option<u8> {
     }
 }
 
-/// Bytes of a block of rows, and where in it its sums begin.
+/// Returns the bytes of a block of activations, and the offset of its sums.
 const fn block_bytes(kind: u8) -> (usize, usize) {
     if one_plane(kind) {
         (size_of::<ActBlock<1>>(), offset_of!(ActBlock<1>, sums))
@@ -62,9 +61,9 @@ const fn block_bytes(kind: u8) -> (usize, usize) {
     }
 }
 
-/// Levels of codes less the zero point: small integers, which bfloat16 holds exactly.
+/// Returns the levels of codes minus the zero point: small integers, which bfloat16 holds exactly.
 fn words(quant: QuantPacking) -> Words {
-    // Their floats end in zeros.
+    // The lower halves of these floats are zero.
     let word = |code| ((f32::from(quant.level(code)) - f32::from(quant.zero)).to_bits() >> 16) as u16;
     Words(std::array::from_fn(|code| word(code as u8)))
 }
@@ -76,14 +75,13 @@ struct Scratch {
     codes: [[[[u8; 2 * PANEL]; BLOCK]; PANELS]; GROUPS],
     /// Their scales and offsets.
     scales: [[[[f32; PANEL]; 2]; PANELS]; GROUPS],
-    /// Dot products of each group: a tile a panel, or, as integers of two planes, one for either.
+    /// Dot products of each group: one tile per panel, or, as integers of two planes, one per plane.
     dots: [[[f32; TILE]; PANELS]; GROUPS],
     /// The sums of every tile of rows and every panel.
     sums: [[[f32; TILE]; PANELS]; TILES],
 }
 
-/// `size` rows from `start`, of which those from `own` on are this tile's to write: a tile may begin among rows that
-/// another has computed.
+/// `size` rows from `start` on. The tile writes the rows from `own` on; another tile has computed the ones before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RowTile {
     start: usize,
@@ -112,7 +110,7 @@ struct Part {
     len: usize,
 }
 
-/// Where a tile of rows has its activations.
+/// The activations of a tile of rows.
 #[derive(Clone, Copy)]
 struct Rows {
     /// The first row's blocks, its numbers for tiles and its blocks' sums; the other rows follow at `row_bytes`.
@@ -123,7 +121,7 @@ struct Rows {
 }
 
 impl Rows {
-    /// The first row's numbers of a group, as the unit wants them.
+    /// Returns the first row's numbers of a group, in the unit's layout.
     ///
     /// # Safety
     /// The rows have the group.
@@ -140,8 +138,8 @@ impl Rows {
     }
 }
 
-/// Multiplies a part by a tile of rows. A panel's products are written when those of the next group are about to take
-/// their place: by then they are long done.
+/// Multiplies a part by a tile of rows. A panel's products are stored just before the next group's overwrite their tile: by then they
+/// have long been finished.
 ///
 /// # Safety
 /// The scratch holds the part, the unit is set up for the tile, and its rows have the part's groups.
@@ -161,15 +159,14 @@ unsafe fn multiply<const HALVES: bool, const KIND: u8, const P: usize>(part: Par
 /// Adds the scaled dot products of a part and one of its panels to the sums of `R` rows.
 struct Scale<const HALVES: bool, const OFFSET: bool, const KIND: u8, const R: usize> {
     part: Part,
-    /// Which of the panels.
+    /// The panel's index in the part.
     p: usize,
     rows: Rows,
     scratch: *const Scratch,
     sums: *mut f32,
 }
 
-/// Writes a statement once for each row of a tile. A loop over them that the compiler left one would keep their sums in
-/// memory.
+/// Repeats a statement for each row of a tile. With a loop that the compiler does not unroll, their sums would be kept in memory.
 macro_rules! each_row {
     ($rows:expr, $row:ident => $body:expr) => {
         each_row!(@ $rows, $row => $body; 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15)
@@ -242,7 +239,7 @@ impl<const HALVES: bool, const OFFSET: bool, const KIND: u8, const R: usize> Sca
 }
 
 impl Job<'_> {
-    /// Multiplies some panels by some rows, if there are enough of them and the unit can. Says whether it did.
+    /// Multiplies some panels by some rows if there are enough rows and the unit can. Returns whether it did.
     ///
     /// # Safety
     /// As for [`Job::tile`], and there are at most [`MOST_ROWS`] rows.
@@ -252,11 +249,11 @@ impl Job<'_> {
         if self.isa != Isa::Amx || self.rows.len() < fewest {
             return false;
         }
-        // Integers of two planes take two tiles a panel, so that fewer panels advance together; beside offsets there is no zero point.
+        // Integers of two planes take two tiles per panel, so that fewer panels advance together. With offsets there is no zero point.
         // SAFETY: the caller's word.
         unsafe {
             match kind(self.quant, form) {
-                // Codes of eight bits never fit.
+                // Codes of eight bits never fit into floats.
                 Some(BFLOAT) if codes::bits(CODE) < 8 => self.by_panels::<CODE, HALVES, OFFSET, BFLOAT, PANELS>(),
                 Some(UNSIGNED_BYTES) => self.by_panels::<CODE, HALVES, OFFSET, UNSIGNED_BYTES, PANELS>(),
                 Some(SIGNED_BYTES) => self.by_panels::<CODE, HALVES, false, SIGNED_BYTES, PANELS>(),
@@ -268,8 +265,8 @@ impl Job<'_> {
         true
     }
 
-    /// `P` panels after `P` panels, and the rest one by one. Not inlined, so that only calls that multiply by tiles
-    /// have its scratch on the stack.
+    /// Multiplies the panels `P` at a time, and the rest one by one. Not inlined, so that only calls that multiply by tiles have its
+    /// scratch on the stack.
     ///
     /// # Safety
     /// As for [`Job::tiled`], with enough rows and of the packing's [`kind`].
@@ -292,7 +289,7 @@ impl Job<'_> {
         amx::release();
     }
 
-    /// `P` panels from `panel` on, times all rows.
+    /// Multiplies `P` panels from `panel` on by all rows.
     ///
     /// # Safety
     /// As for [`Job::by_panels`].

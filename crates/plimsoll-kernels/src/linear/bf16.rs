@@ -1,9 +1,9 @@
-//! Rows in bfloat16 on the matrix unit: weights are unpacked into bfloat16 as well, and every sum over k stays in the unit. Many rows
-//! share an unpacking, and two panels times two tiles of sixteen rows advance together, so that each tile that is loaded is
-//! multiplied twice; few rows are `few`'s.
+//! Rows in bfloat16 on the matrix unit. Weights are unpacked into bfloat16 as well, and every sum over k stays in the unit. Many rows
+//! share an unpacking. Two panels times two tiles of sixteen rows advance together, so that each loaded tile is multiplied twice. `few`
+//! handles few rows.
 //!
-//! `unpack` defines the value of a weight, and `amx::square` the order of a sum. Neither depends on neighbouring rows or on how the work
-//! is divided.
+//! `unpack` defines the value of a weight, and `amx::square` the order in which products are summed. Neither depends on the rows beside
+//! it or on the division of the work.
 
 use std::mem::MaybeUninit;
 use std::ops::Range;
@@ -20,9 +20,9 @@ use unpack::{Panel, Unpack};
 mod few;
 mod unpack;
 
-/// Most groups of 32 elements that are unpacked at a time: two panels' stay in the first-level cache, beside the rows that pass.
+/// At most this many groups of 32 elements are unpacked at a time: those of two panels stay in the first-level cache, beside the rows.
 const GROUPS: usize = 10;
-/// Most tiles of rows for which panels are unpacked once.
+/// Panels are unpacked once for at most this many tiles of rows.
 const TILES: usize = 32;
 
 const _: () = assert!(2 * GROUPS >= few::RING, "the ring lies where many groups do");
@@ -33,7 +33,7 @@ const SUMS: usize = TILE_ROWS * PANEL;
 /// Memory of one call, on the stack of its thread.
 #[repr(C, align(64))]
 struct Scratch {
-    /// Weights of each group, of both panels, as the unit takes them.
+    /// Weights of each group of both panels, in the unit's layout.
     weights: [[[u8; TILE_BYTES]; 2]; GROUPS],
     /// Sums of two tiles of rows and two panels.
     sums: [[[f32; SUMS]; 4]; TILES / 2],
@@ -46,7 +46,7 @@ struct FinishGlu<'a> {
     biases: [Option<&'a [f32]>; 2],
     rows: usize,
     sums: [*const f32; 2],
-    /// The tile's first line, and where along it: panels fill half a tile each.
+    /// The tile's first line, and the position along it: each panel fills half a tile.
     to: *mut u8,
     half: usize,
 }
@@ -108,8 +108,8 @@ impl<U: Unpack> Kernel for FillWith<U> {
     }
 }
 
-/// One or two panels of as many columns as the activations have, times all rows of some tiles. `done` gets every tile, right behind its
-/// last product, and its sums for the first panel and the second.
+/// Multiplies one or two panels, with as many columns as the activations, by all rows of some tiles. Calls `done` for every tile right
+/// after its last product, with its sums for the first panel and the second.
 ///
 /// # Safety
 /// Panels and tiles are within their matrices and the activations; the unit is set up.
@@ -122,7 +122,7 @@ unsafe fn multiply_panels(
     mut done: impl FnMut(usize, [*const f32; 2]),
 ) {
     let groups = acts.layout().k / BLOCK;
-    // Of a pair of tiles the first one's sums, then the second's.
+    // For a pair of tiles: the first one's sums, then the second's.
     let sums = move |number: usize| {
         // SAFETY: the scratch has them.
         let all = unsafe { (&raw mut (*scratch).sums[number / 2]).cast::<f32>() };
@@ -140,7 +140,7 @@ unsafe fn multiply_panels(
         tiles.clone().enumerate().for_each(|(number, tile)| done(tile, sums(number).map(<*mut f32>::cast_const)));
         return;
     }
-    // Parts as equal as can be: sums come and go with each of them.
+    // Parts of nearly equal size: sums are loaded and stored once per part.
     let part = groups.div_ceil(groups.div_ceil(GROUPS));
     for first in (0..groups).step_by(part) {
         let len = part.min(groups - first);
@@ -150,8 +150,8 @@ unsafe fn multiply_panels(
         for (number, tile) in tiles.clone().enumerate().step_by(2) {
             let pair = [tile, (tile + 1).min(tiles.end - 1)];
             let rows = pair.map(|tile| acts.tile(tile, first));
-            // A single tile is multiplied twice. Beside a single panel lie the weights that were unpacked there last.
-            // The sums of both are never read.
+            // A single tile is multiplied twice, and a single panel together with older weights in the scratch. Both surplus sums are
+            // never read.
             // SAFETY: the caller's word.
             unsafe { amx::square(rows, (&raw const (*scratch).weights).cast(), len, sums(number)[0], first == 0) };
             if first + len == groups {
@@ -163,13 +163,13 @@ unsafe fn multiply_panels(
     }
 }
 
-/// Has `each` multiply so many tiles of rows as panels are unpacked for at once, with scratch and the unit set up.
+/// Calls `each` for up to [`TILES`] tiles of rows at a time, with scratch and the unit set up.
 fn by_tiles(rows: Range<usize>, mut each: impl FnMut(Range<usize>, *mut Scratch)) {
     let tiles = rows.start / TILE_ROWS..rows.end.div_ceil(TILE_ROWS);
     let mut scratch = MaybeUninit::<Scratch>::uninit();
     for tile in tiles.clone().step_by(TILES) {
         let tiles = tile..tiles.end.min(tile + TILES);
-        // A single tile's rows may be few.
+        // A single tile may have few rows.
         amx::configure_rows(if tiles.len() == 1 { rows.end - tile * TILE_ROWS } else { TILE_ROWS });
         each(tiles, scratch.as_mut_ptr());
     }

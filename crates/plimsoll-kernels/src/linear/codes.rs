@@ -1,15 +1,15 @@
-//! Reading a packed panel into registers: codes out of their bit planes, scales and offsets as floats. The layout is
-//! `packing`'s; what is computed with them is `quant.rs`'s and `bf16`'s.
+//! Reads a packed panel into registers: codes from their bit planes, scales and offsets as floats. `packing` describes the layout;
+//! `quant.rs` and `bf16` compute with the values.
 
 use crate::packing::{BLOCK, Codebook, PANEL, PackScales, QuantPacking, SUPER};
 use crate::simd::{CodeWidth, Simd};
 
-/// How far ahead of its use a part of a panel is asked for, where not whole panels are, in bytes.
+/// Distance in bytes at which parts of a panel are prefetched, if not whole panels are.
 pub(super) const PREFETCH: usize = 8192;
 
-/// Beside the bits of a code: its level is in the codebook, and below 32.
+/// Flag in a code form, beside the bits of a code: the level comes from the codebook and is below 32.
 const BOOK: u8 = 16;
-/// The same of levels of any height.
+/// Flag in a code form: the level comes from the codebook and may have any value.
 const WIDE_BOOK: u8 = 32;
 
 /// Bits of a code of form `CODE`.
@@ -22,7 +22,7 @@ pub(super) const fn block_bytes(code: u8) -> usize {
     PANEL * BLOCK * bits(code) / 8
 }
 
-/// How wide the levels of codes of form `CODE` are.
+/// Returns the width class of the levels of codes of form `CODE`.
 pub(super) const fn width(code: u8) -> CodeWidth {
     match code {
         0..=4 => CodeWidth::Four,
@@ -32,12 +32,12 @@ pub(super) const fn width(code: u8) -> CodeWidth {
     }
 }
 
-/// Code that is compiled once for each quantization: codes of form `CODE`, their bits and perhaps a codebook, in groups of 16 (`HALVES`)
-/// or 32, with offsets (`OFFSET`) or a zero point.
+/// An operation that is compiled once per quantization format: codes of form `CODE` (their bits and perhaps a codebook), in groups of
+/// 16 (`HALVES`) or 32, with offsets (`OFFSET`) or a zero point.
 pub(super) trait ByFormat: Sized {
     fn run<const CODE: u8, const HALVES: bool, const OFFSET: bool>(self);
 
-    /// Runs what is compiled for weights that are quantized so.
+    /// Runs the version for this quantization.
     fn run_for(self, quant: QuantPacking) {
         match (quant.bits, quant.codebook) {
             (3, Some(_)) => looked_up::<{ 3 | WIDE_BOOK }>(self, quant),
@@ -69,8 +69,8 @@ fn sized<const CODE: u8>(what: impl ByFormat, quant: QuantPacking) {
     }
 }
 
-/// Asks for the codes of a block and for its scales, `scale_bytes` a block, roughly. The panel may lie behind the matrix: asking never
-/// faults.
+/// Prefetches the codes of a block and its scales (about `scale_bytes` per block). The panel may be past the end of the matrix: a
+/// prefetch never faults.
 #[inline(always)]
 pub(super) fn prefetch_block<S: Simd, const CODE: u8>(
     s: S,
@@ -90,19 +90,19 @@ pub(super) fn prefetch_block<S: Simd, const CODE: u8>(
     }
 }
 
-/// The same in blocks.
+/// Returns [`PREFETCH`] in blocks.
 pub(super) const fn near<const CODE: u8>() -> usize {
     PREFETCH / block_bytes(CODE)
 }
 
-/// [`prefetch_block`] of one that comes some [`PREFETCH`] later.
+/// [`prefetch_block`] for the block about [`PREFETCH`] bytes later.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 pub(super) fn prefetch<S: Simd, const CODE: u8>(s: S, panel: *const u8, k: usize, block: usize, scale_bytes: usize) {
     prefetch_block::<S, CODE>(s, panel, k, block + near::<CODE>(), scale_bytes);
 }
 
-/// The levels of the 8 quads of a block, as bytes.
+/// Returns the levels of the 8 quads of a block, as bytes.
 ///
 /// # Safety
 /// A block of codes of form `CODE` lies at `at`.
@@ -118,7 +118,7 @@ pub(super) unsafe fn levels<S: Simd, const CODE: u8>(s: S, at: *const u8, book: 
     codes
 }
 
-/// The codes of the 8 quads of a block, as bytes.
+/// Returns the codes of the 8 quads of a block, as bytes.
 ///
 /// # Safety
 /// A block of codes of form `CODE` lies at `at`.
@@ -157,7 +157,8 @@ pub(super) unsafe fn unpack<S: Simd, const CODE: u8>(s: S, at: *const u8) -> [S:
     }
 }
 
-/// The scale and offset of group `group` of a panel, counted in groups of 16 (`HALVES`) or 32, however many of these share them.
+/// Returns the scale and offset of group `group` of a panel. Groups are counted in units of 16 (`HALVES`) or 32 elements, even if
+/// larger groups share a scale.
 ///
 /// # Safety
 /// `at` points to the scales of a panel that has the group.
@@ -198,7 +199,7 @@ pub(super) unsafe fn scales<S: Simd, const HALVES: bool, const OFFSET: bool>(
     }
 }
 
-/// 16 scales, single (`wide`) or half precision.
+/// Loads 16 scales in single (`wide`) or half precision.
 ///
 /// # Safety
 /// They lie at `at`.
@@ -212,17 +213,17 @@ unsafe fn load_scales<S: Simd>(s: S, at: *const u8, wide: bool) -> S::F {
 #[inline(always)]
 fn e8m0_half<S: Simd>(s: S, e: S::I) -> S::F {
     let one = s.splat_i(1);
-    // Below 2⁻¹²⁶ the first is zero or negative; above the second is always less.
+    // Below 2⁻¹²⁶ the first operand is zero or negative; above, the second is always smaller.
     s.as_floats(s.max_i(s.shl_i::<23>(s.sub_i(e, one)), s.shl_i::<21>(s.add_i(e, one))))
 }
 
 /// [`crate::half::ue4m3_half_to_f32`] of every lane.
 #[inline(always)]
 fn ue4m3_half<S: Simd>(s: S, bits: S::I) -> S::F {
-    // Exponent 0 stands for 2⁻⁸, half of an E4M3 number's, here.
+    // Exponent 0 stands for 2⁻⁸ here, half of its meaning in E4M3.
     let least = f32::from_bits((127 - 8) << 23);
     let value = s.as_floats(s.add_i(s.shl_i::<20>(bits), s.splat_i(least.to_bits() as i32)));
-    // Subnormal numbers have no leading one, and the exponent of the least normal one.
+    // Subnormal numbers have no leading one, and they have the exponent of the least normal number.
     let rest = s.sub(value, s.splat(least));
     s.select_lt(value, s.splat(2.0 * least), s.add(rest, rest), value)
 }

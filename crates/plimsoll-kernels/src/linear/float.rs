@@ -1,5 +1,5 @@
-//! Tiles over float panels. The accumulation of an output is one chain of fused multiply-adds along k, so several panels are
-//! kept in flight where few rows would leave the multiplier waiting for the chain.
+//! Tiles over float panels. An output is accumulated in one chain of fused multiply-adds along k. With few rows the multiplier would
+//! wait for the chain, so several panels advance together.
 
 use std::array;
 use std::ops::Range;
@@ -14,7 +14,7 @@ const F16: u8 = 1;
 const BF16: u8 = 2;
 const F8: u8 = 3;
 
-/// Rows of x that stay in cache while panels stream by, in bytes.
+/// Bytes of rows of x that stay in the cache while panels stream by.
 const ROW_BLOCK_BYTES: usize = 256 << 10;
 
 /// `R` rows times `P` panels of format `KIND`.
@@ -26,7 +26,7 @@ struct Tile<const KIND: u8, const R: usize, const P: usize> {
     /// The first row; the others follow at `ld` floats.
     x: *const f32,
     ld: usize,
-    /// Elements of k that share a scale: all of them where there are no scales.
+    /// Elements of k that share a scale: all of them if there are no scales.
     group: usize,
     targets: [TileTarget; P],
 }
@@ -47,7 +47,7 @@ impl<const KIND: u8, const R: usize, const P: usize> Kernel for Tile<KIND, R, P>
 }
 
 impl<const KIND: u8, const R: usize, const P: usize> Tile<KIND, R, P> {
-    /// Sums over these k.
+    /// Returns the sums over these k.
     #[inline(always)]
     fn sums<S: Simd>(&self, s: S, range: Range<usize>) -> [[S::F; P]; R] {
         let vector_bytes = PANEL
@@ -82,7 +82,7 @@ impl<const KIND: u8, const R: usize, const P: usize> Tile<KIND, R, P> {
         acc
     }
 
-    /// Sums over all k, group after group, each with its scale.
+    /// Returns the sums over all k, group after group, each with its scale.
     #[inline(always)]
     fn scaled_sums<S: Simd>(&self, s: S) -> [[S::F; P]; R] {
         let mut acc = [[s.zero(); P]; R];
@@ -103,7 +103,7 @@ impl<const KIND: u8, const R: usize, const P: usize> Tile<KIND, R, P> {
     }
 }
 
-/// The arguments that all tiles of a call share.
+/// The inputs that all tiles of one call share.
 struct Job<'a> {
     isa: Isa,
     weights: &'a Weights<'a>,
@@ -136,7 +136,7 @@ impl Job<'_> {
         Tile { k: packing.k(), weights, panel_bytes: packing.panel_bytes(), x, ld: self.ld, group, targets }
     }
 
-    /// Rows times panels in the largest tiles that fit and that the instruction set has registers for.
+    /// Multiplies rows by panels in the largest tiles that fit and that the instruction set has registers for.
     ///
     /// # Safety
     /// As for [`Job::tile`].
@@ -148,7 +148,7 @@ impl Job<'_> {
             let step = match isa {
                 Isa::Amx | Isa::Avx512 if left >= 4 && rows.len() < 4 => 4,
                 Isa::Avx512 | Isa::Amx if left >= 2 => 2,
-                // Sums of four rows times two panels would be all the registers there are.
+                // Sums of four rows times two panels would take all registers.
                 Isa::Avx2 | Isa::Neon if left >= 2 && rows.len() < 4 => 2,
                 _ => 1,
             };
@@ -159,12 +159,12 @@ impl Job<'_> {
                     match (rows.end - row, step) {
                         (8.., 2) => (isa.run_widest(self.tile::<KIND, 8, 2>(panel, row)), 8).1,
                         (4.., 2) => (isa.run_widest(self.tile::<KIND, 4, 2>(panel, row)), 4).1,
-                        // Two or three rows would be left to the smallest tile.
+                        // With tiles of four, two or three rows would be left for the smallest tile.
                         (6..=7 | 10.., 1) if isa != Isa::Portable => {
                             (isa.run_vector(self.tile::<KIND, 6, 1>(panel, row)), 6).1
                         }
                         (4.., 1) if isa != Isa::Portable => (isa.run_vector(self.tile::<KIND, 4, 1>(panel, row)), 4).1,
-                        // A checked draft's row takes the weights along that its neighbour has fetched.
+                        // The row of a verified draft uses the weights that its neighbour has loaded.
                         (3.., 4) => (isa.run_widest(self.tile::<KIND, 3, 4>(panel, row)), 3).1,
                         (2.., 4) => (isa.run_widest(self.tile::<KIND, 2, 4>(panel, row)), 2).1,
                         (_, 4) => (isa.run_widest(self.tile::<KIND, 1, 4>(panel, row)), 1).1,

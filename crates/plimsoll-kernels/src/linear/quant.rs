@@ -12,19 +12,19 @@ use crate::isa::{Isa, Kernel};
 use crate::packing::{BLOCK, QuantPacking, SUPER};
 use crate::simd::Simd;
 
-/// Bytes of a panel in which a processor does not get to see a stream.
+/// Panels of fewer bytes are too short for the processor's own prefetcher.
 const SHORT_PANEL: usize = 32 << 10;
-/// Quantized rows that stay in the second-level cache while panels stream by, in bytes.
+/// Bytes of quantized rows that stay in the second-level cache while panels stream by.
 const ROW_BLOCK_BYTES: usize = 256 << 10;
-/// The same for the matrix unit, which unpacks a panel for every block of rows and sits beside 2 MiB.
+/// [`ROW_BLOCK_BYTES`] for the matrix unit, which unpacks a panel for every block of rows and has 2 MiB of second-level cache.
 const TILED_BLOCK_BYTES: usize = 1 << 20;
-/// And how many of them at most: the matrix unit keeps their sums.
+/// At most this many rows in a block: the matrix unit keeps their sums.
 pub(super) const MOST_ROWS: usize = 128;
 
-/// `R` rows, of numbers of `PLANES` bytes, times `P` panels of codes of form `CODE`, in groups of 16 (`HALVES`) or 32, with offsets
+/// `R` rows of numbers of `PLANES` bytes, times `P` panels of codes of form `CODE`, in groups of 16 (`HALVES`) or 32, with offsets
 /// (`OFFSET`) or a zero point.
 ///
-/// The panels advance together, a block each in turn: several streams get more out of the memory than one.
+/// The panels advance together, one block each in turn: several streams read memory faster than one.
 struct Tile<const CODE: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize>
 {
     quant: QuantPacking,
@@ -41,7 +41,7 @@ struct Tile<const CODE: u8, const HALVES: bool, const OFFSET: bool, const PLANES
     targets: [TileTarget; P],
 }
 
-/// Tiles side by side. The walk over them belongs to the kernel: a call for each of them waits until the one before is through.
+/// Tiles side by side. The kernel itself walks over them: with a call per tile, each would wait for the one before.
 struct Sweep<
     'a,
     const CODE: u8,
@@ -52,16 +52,16 @@ struct Sweep<
     const P: usize,
 > {
     job: &'a Job<'a>,
-    /// As many as a multiple of `P`.
+    /// A multiple of `P` panels.
     panels: Range<usize>,
-    /// As many as a multiple of `R`.
+    /// A multiple of `R` rows.
     rows: Range<usize>,
 }
 
 impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize> Kernel
     for Sweep<'_, CODE, HALVES, OFFSET, PLANES, R, P>
 {
-    /// The row behind its last.
+    /// One past its last row.
     type Output = usize;
 
     #[inline(always)]
@@ -80,8 +80,8 @@ impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
 impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize, const R: usize, const P: usize>
     Sweep<'_, CODE, HALVES, OFFSET, PLANES, R, P>
 {
-    /// Returns the prefetches of the tiles from `row` on: panels behind their own. A single row of bytes takes so few instructions that
-    /// the processor itself looks far enough ahead, unless the panel is short.
+    /// Returns the prefetches of the tiles from `row` on: the panels after this sweep's. A single row of byte codes has so few
+    /// instructions that the processor itself looks far enough ahead, unless the panel is short.
     #[inline(always)]
     fn ahead(&self, row: usize) -> Ahead {
         let Job { rows, panel_bytes, .. } = self.job;
@@ -120,7 +120,7 @@ impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
         }
     }
 
-    /// Adds a block of panel `p` to the sums of all rows, and may ask for a later one.
+    /// Adds a block of panel `p` to the sums of all rows, and prefetches a later one if `asks`.
     ///
     /// # Safety
     /// The panel has the block, and so have the rows of activations.
@@ -144,7 +144,7 @@ impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
             let acts = self.acts.add(block * size_of::<ActBlock<PLANES>>());
             let mut row = 0;
             while row < R {
-                // Codes of a half are too few for what rows share to pay for the registers.
+                // In groups of 16 the rows share too few codes to pay for the registers.
                 if HALVES || !R.is_multiple_of(4) {
                     self.rows::<S, 1>(s, &codes, &scales, (acts, row), acc);
                     row += 1;
@@ -223,7 +223,7 @@ impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
         }
     }
 
-    /// Returns the scale and sums of the `r`-th row's block behind `acts`.
+    /// Returns the scale and sums of the `r`-th row's block; the first row's is at `acts`.
     ///
     /// # Safety
     /// It is there.
@@ -234,7 +234,7 @@ impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const PLANES: usize
     }
 }
 
-/// Scales an integer sum and adds it, then the offset's part.
+/// Adds a scaled integer sum to `acc`, then the offset's part.
 #[inline(always)]
 fn scaled<S: Simd, const OFFSET: bool>(
     s: S,
@@ -248,16 +248,16 @@ fn scaled<S: Simd, const OFFSET: bool>(
     if OFFSET { s.fma(offset, s.splat(scaled_sum), acc) } else { acc }
 }
 
-/// Some panels times some rows, as many as stay in the cache together: what all their tiles share.
+/// Some panels times some rows, as many as stay in the cache together: the inputs that all their tiles share.
 pub(super) struct Job<'a> {
     pub(super) isa: Isa,
     pub(super) weights: &'a Weights<'a>,
     pub(super) quant: QuantPacking,
     pub(super) acts: &'a Acts<'a>,
     pub(super) target: Target,
-    /// From one panel to the next.
+    /// Distance of two panels, in bytes.
     panel_bytes: usize,
-    /// From one row of activations to the next.
+    /// Distance of two rows of activations, in bytes.
     act_row_bytes: usize,
     pub(super) panels: Range<usize>,
     pub(super) rows: Range<usize>,
@@ -324,8 +324,8 @@ impl Job<'_> {
         Sweep { job: self, panels: panels.clone(), rows }
     }
 
-    /// Rows times panels: a few panels together for all rows, then the next few. Tiles are the largest that fit: eight rows
-    /// share what is unpacked, four of them what is in registers; one or two rows take four panels at a time, as streams from memory.
+    /// Multiplies rows by panels: a few panels together for all rows, then the next few. Tiles are the largest that fit. Eight rows share
+    /// the unpacked codes, four of them the codes in registers; one or two rows take four panels at a time, as streams from memory.
     ///
     /// # Safety
     /// As for [`Job::tile`].

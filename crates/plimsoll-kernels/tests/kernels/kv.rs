@@ -86,7 +86,7 @@ fn bfloat16_is_what_conversion_gives() {
     }
 }
 
-/// Values for which rounding may overflow or lose bits.
+/// Values at which rounding can overflow or turn a NaN into another value.
 const AWKWARD: [f32; 6] = [
     f32::INFINITY,
     f32::NEG_INFINITY,

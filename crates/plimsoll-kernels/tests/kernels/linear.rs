@@ -7,11 +7,11 @@ use crate::pack::{FLOAT_KINDS, Source, any_quant};
 use crate::support::{Aligned, Random, bits, isas};
 use plimsoll_kernels::*;
 
-/// Additions of a call to the plain product.
+/// Terms that a call adds to the plain product.
 #[derive(Clone, Debug)]
 struct Extras {
     bias: Option<Vec<f32>>,
-    /// Present: mode Add onto this.
+    /// The old contents of y; present for mode Add.
     before: Option<Vec<f32>>,
 }
 
@@ -32,7 +32,7 @@ impl Extras {
     }
 }
 
-/// The rows to multiply: floats, rows of `ld`, or numbers, which every instruction set makes of floats for itself.
+/// The activations: floats in rows of `ld`, or floats that each instruction set quantizes itself.
 #[derive(Clone, Copy)]
 enum Rows<'a> {
     Floats { data: &'a [f32], ld: usize },

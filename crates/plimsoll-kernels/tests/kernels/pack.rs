@@ -1,4 +1,4 @@
-//! Packed weights are read back exactly, for every kind. Errors name the weights that do not fit.
+//! Packed data is read back exactly, for every kind; data that does not fit is refused by name.
 
 use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Shared by the tests of this crate: instruction sets to try, random and awkward numbers, comparison by bits.
+//! Shared parts of this crate's tests: instruction sets to try, random and awkward numbers, comparison by bits.
 
 use plimsoll_kernels::Isa;
 

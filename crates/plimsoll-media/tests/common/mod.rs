@@ -1,8 +1,8 @@
-//! Helpers of the media tests.
+//! Shared functions of the media tests.
 
 use std::path::PathBuf;
 
-/// A file of `tests/fixtures/media`.
+/// Reads a file of `tests/fixtures/media`.
 pub fn fixture(name: &str) -> Vec<u8> {
     let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/media");
     std::fs::read(folder.join(name)).unwrap()

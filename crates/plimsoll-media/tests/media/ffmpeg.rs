@@ -15,7 +15,7 @@ fn fake() -> Ffmpeg {
     Ffmpeg::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fake-ffmpeg.sh")).unwrap()
 }
 
-/// Returns the error of reading a file that makes the program do this.
+/// Reads a file that makes the fake ffmpeg behave as `does` names, and returns the error's text.
 fn said(does: &str) -> String {
     let file = [b"\0\0\0\x20ftyp", does.as_bytes()].concat();
     let limits = AudioLimits { seconds: 1, ..AudioLimits::default() };

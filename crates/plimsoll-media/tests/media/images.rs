@@ -201,7 +201,7 @@ fn a_normalization_that_cannot_be_is_refused() {
     for bad in [r#"{"image_std": [1, 0, 1]}"#, r#"{"rescale_factor": 0}"#, r#"{"rescale_factor": -1}"#] {
         assert!(Normalize::new(&fields(bad), Normalize::CLIP).is_err(), "{bad}");
     }
-    // Values that single precision or bfloat16 cannot hold.
+    // Values out of the range of single precision or bfloat16.
     for bad in [
         r#"{"image_std": [1, 0, 1]}"#,
         r#"{"image_std": [1, 1e-46, 1]}"#,

@@ -7,7 +7,7 @@ use plimsoll_media::{MediaError, Shape, Size};
 use proptest::prelude::*;
 use serde_json::json;
 
-/// Costs that an encoder may have: by rows, by windows, by the longest sequence, and by a mixture.
+/// Possible costs of an encoder: by tokens, by sequences, by the longest sequence, and by a mixture.
 const COSTS: [fn(&Shape) -> u64; 4] =
     [|s| s.tokens, |s| s.sequences, |s| s.longest, |s| 3 * s.rows + 40 * s.sequences + s.longest];
 
@@ -16,7 +16,7 @@ fn legal_sizes(short: u32) -> impl Iterator<Item = Size> {
     (1..=short).flat_map(|a| (a..=200 * a).flat_map(move |b| [Size::new(a, b), Size::new(b, a)]))
 }
 
-/// The maxima of the costs over every legal size, and what the rule says they are.
+/// Compares the maxima of the costs over all legal sizes with the rule's worst cases.
 fn compare(what: &str, short: u32, shape: impl Fn(Size) -> Result<Shape, MediaError>, worst: impl Fn(usize) -> Shape) {
     let mut found = [0; COSTS.len()];
     for size in legal_sizes(short) {

@@ -1,4 +1,4 @@
-//! Vector operations between the matrix unit's products: they round queries, turn scores into probabilities, and check sums.
+//! Work of the vector units between the matrix unit's products: rounding queries, softmax of scores, and checking sums.
 
 use std::f32::consts::LOG2_E;
 
@@ -10,7 +10,7 @@ use crate::math;
 use crate::packing::BLOCK;
 use crate::simd::{LANES, Simd};
 
-/// Stores 32 numbers, rounded, as a line of a tile of rows: of every sixteen the first eight paired with the others.
+/// Stores 32 numbers, rounded, as a line of a row tile: in every sixteen, the first eight are paired with the last eight.
 ///
 /// # Safety
 /// `line` is valid for writing 64 bytes.
@@ -47,8 +47,8 @@ impl Kernel for RoundQuery<'_> {
     }
 }
 
-/// The softmax of one query's scores, of which it sees those of `span`: writes exp(score − max), rounded, as a line of tiles, with zeros
-/// in the rest of `blocks`. Returns the maximum and the sum of what is not rounded yet; of no position −∞ and 0.
+/// The softmax of one query's scores in the visible `span`. Writes exp(score − max), rounded, as a line of tiles, with zeros in the
+/// rest of `blocks`. Returns the maximum and the sum before rounding; −∞ and 0 for an empty span.
 pub(super) struct Softmax<'a> {
     pub(super) scores: &'a mut [f32],
     pub(super) softcap: Option<f32>,
@@ -84,7 +84,7 @@ impl Kernel for Softmax<'_> {
     }
 }
 
-/// Caps the scores that are seen and makes those beside them, up to whole vectors, −∞. Returns the highest.
+/// Caps the visible scores and sets the others in the same vectors to −∞. Returns the greatest.
 #[inline(always)]
 fn prepare<S: Simd>(s: S, scores: &mut [[f32; LANES]], softcap: Option<f32>, (low, high): (usize, usize)) -> f32 {
     if low >= high {
@@ -108,7 +108,7 @@ fn prepare<S: Simd>(s: S, scores: &mut [[f32; LANES]], softcap: Option<f32>, (lo
     s.max_lane(best)
 }
 
-/// Copies sums and says whether all of them are finite.
+/// Copies sums and returns whether all of them are finite.
 pub(super) struct CopyFinite<'a> {
     pub(super) sums: &'a [f32],
     pub(super) to: &'a mut [f32],

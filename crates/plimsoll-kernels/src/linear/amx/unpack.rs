@@ -1,4 +1,4 @@
-//! Codes and scales of a few groups of a few panels, as the matrix unit and the vector units want them.
+//! Unpacks codes and scales of a few groups of a few panels for the matrix unit and the vector units.
 
 use super::{AHEAD, Part, Scratch};
 use crate::isa::Kernel;
@@ -7,11 +7,11 @@ use crate::linear::quant::Job;
 use crate::packing::{BLOCK, PANEL, SUPER};
 use crate::simd::{Simd, Words};
 
-/// Writes codes and scales of a part as the matrix unit and the vector units want them.
+/// Writes codes and scales of a part in the layouts of the matrix unit and the vector units.
 pub(super) struct Unpack<'a, const CODE: u8, const HALVES: bool, const OFFSET: bool, const P: usize> {
     pub(super) job: &'a Job<'a>,
     pub(super) part: Part,
-    /// The bfloat16 value of each code, if codes are unpacked to bfloat16.
+    /// The bfloat16 value of each code; none for codes that stay bytes.
     pub(super) table: Option<&'a Words>,
     pub(super) scratch: *mut Scratch,
 }
@@ -37,7 +37,7 @@ impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Ker
                     let group = part.first + g;
                     self.prefetch(s, panel, group, scale_bytes);
                     let block = panel.add(group / per_block * block_bytes);
-                    // The table has levels for codes.
+                    // The table already has the levels.
                     let all = match table {
                         Some(_) => codes::unpack::<S, CODE>(s, block),
                         None => codes::levels::<S, CODE>(s, block, job.quant.levels()),
@@ -64,8 +64,8 @@ impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Ker
 }
 
 impl<const CODE: u8, const HALVES: bool, const OFFSET: bool, const P: usize> Unpack<'_, CODE, HALVES, OFFSET, P> {
-    /// Asks for what a later part will unpack: further along the panel, or, near its end, at the beginning of the panel
-    /// that takes its place; a block has `scale_bytes` of scales.
+    /// Prefetches the block that a later part will unpack: further along the panel, or, near its end, at the beginning of the panel that
+    /// comes next. A block has `scale_bytes` of scales.
     #[inline(always)]
     fn prefetch<S: Simd>(&self, s: S, panel: *const u8, group: usize, scale_bytes: usize) {
         let packing = self.job.weights.packing;

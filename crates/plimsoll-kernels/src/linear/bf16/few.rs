@@ -1,5 +1,5 @@
-//! Few rows: each panel is unpacked once, group by group, and multiplied right behind, so that the unit works while the next group
-//! is unpacked, and nothing but the panel comes from memory.
+//! Few rows: each panel is unpacked once, group by group, and multiplied right after. The unit works while the next group is unpacked,
+//! and only the panel is read from memory.
 
 use std::ops::Range;
 
@@ -11,12 +11,13 @@ use crate::linear::Weights;
 use crate::packing::{BLOCK, PANEL};
 use crate::simd::Simd;
 
-/// Most tiles of rows: the unit keeps their sums.
+/// At most this many tiles of rows: the unit keeps their sums.
 pub(super) const TILES: usize = 4;
-/// Tiles that groups are unpacked into in turn: while one is, that before it is multiplied, and those before may still be read.
+/// Number of tiles that groups are unpacked into in turn: one is written, the previous one multiplied, and older ones may still be
+/// read.
 pub(super) const RING: usize = 4;
 
-/// One panel times all rows of `tiles`; sums of sixteen rows and outputs follow each other every `sums.1` floats.
+/// Multiplies one panel by all rows of `tiles`. The sums of sixteen rows and outputs follow each other every `sums.1` floats.
 ///
 /// # Safety
 /// Panel, tiles and sums are within the matrix, the activations, which have as many columns, and what may be written, as are [`RING`]
@@ -41,19 +42,19 @@ pub(super) unsafe fn multiply(
     }
 }
 
-/// Where the rows lie, and where tiles and sums go. Borrowed on the way: a copy of what was just written, so soon after tiles of sums,
-/// waits until these are in the cache.
+/// The rows, the ring of tiles and the sums. Passed by reference: reading a fresh copy right after tiles of sums were written would
+/// wait until these are in the cache.
 struct Rows {
     isa: Isa,
     first: *const u8,
-    /// Bytes from a tile of rows to the next.
+    /// Distance of two tiles of rows, in bytes.
     step: usize,
     groups: usize,
     ring: *mut u8,
     sums: (*mut f32, usize),
 }
 
-/// `N` tiles of rows.
+/// The product of a panel with `N` tiles of rows.
 struct Few<'a, const N: usize>(&'a Rows);
 
 impl<const N: usize> Panel for Few<'_, N> {

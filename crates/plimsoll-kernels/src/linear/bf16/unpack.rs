@@ -1,8 +1,8 @@
-//! A panel's weights as the matrix unit takes them: bfloat16, of every four elements the first and third, then the second and
-//! fourth, side by side for each of sixteen outputs.
+//! A panel's weights in the matrix unit's layout: bfloat16, of every four elements the first and third, then the second and fourth,
+//! side by side for each of sixteen outputs.
 //!
-//! A weight is its level times its scale plus its offset, rounded once to single precision, and then to bfloat16, like an activation.
-//! Without offsets, the zero point's product takes the offset's place.
+//! A weight is its level times its scale plus its offset, rounded once to single precision and then, like an activation, to bfloat16.
+//! Without offsets, −(zero point · scale) takes the offset's place.
 
 use crate::bf16::round_up;
 use crate::linear::Weights;
@@ -22,12 +22,12 @@ pub(super) trait Unpack: Copy {
     unsafe fn group<S: Simd>(self, s: S, group: usize, to: *mut u8);
 }
 
-/// An operation on a panel, generic over the format of its weights.
+/// An operation on a panel in any weight format.
 pub(super) trait Panel {
     fn with(self, unpack: impl Unpack);
 }
 
-/// Has `panel` done with the `number`-th of these weights.
+/// Runs `panel` on panel `number` of these weights.
 pub(super) fn of(weights: &Weights<'_>, number: usize, panel: impl Panel) {
     let packing = weights.packing;
     let data = weights.data[number * packing.panel_bytes()..].as_ptr();
@@ -38,7 +38,7 @@ pub(super) fn of(weights: &Weights<'_>, number: usize, panel: impl Panel) {
     Done(&Any { quant, k: packing.k(), scale_bytes, data }, panel).run_for(quant);
 }
 
-/// Quantized weights before it is said how.
+/// Quantized weights of any format.
 struct Any {
     quant: QuantPacking,
     k: usize,
@@ -47,7 +47,7 @@ struct Any {
     data: *const u8,
 }
 
-/// The operation on these codes, with the panel.
+/// An operation on a panel of quantized weights.
 struct Done<'a, P>(&'a Any, P);
 
 impl<P: Panel> ByFormat for Done<'_, P> {

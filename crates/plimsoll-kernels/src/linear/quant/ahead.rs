@@ -1,32 +1,32 @@
-//! The memory that a tile prefetches.
+//! The prefetches of a tile.
 
 use std::ops::Range;
 
-/// Rows of a tile, at most.
+/// At most this many rows in a tile.
 pub(super) const ROWS: usize = 8;
-/// Panels that lie further away are not asked for as a whole: they, those in use and the rows share the second-level cache. In bytes.
+/// Panels further away than this are not prefetched whole: they, those in use and the rows share the second-level cache. In bytes.
 const FAR: usize = 256 << 10;
 
-/// The prefetches of a tile, so that weights are in the cache when they are multiplied.
+/// The blocks that a tile prefetches.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ahead {
-    /// Distance in blocks along the panel. Past its end it goes on at the beginning of the next panel that is multiplied.
+    /// Distance of a prefetch in blocks; past the panel's end it continues at the beginning of the next panel.
     pub(super) blocks: usize,
-    /// How far behind the panel that one lies.
+    /// Distance of the next panel, in bytes.
     pub(super) next: usize,
-    /// Asks at this block.
+    /// The first block at which the tile prefetches.
     pub(super) first: usize,
-    /// And from each to the next.
+    /// Number of blocks between two prefetches.
     pub(super) every: usize,
 }
 
 impl Ahead {
-    /// Nothing.
+    /// No prefetches.
     pub(super) const NONE: Ahead = Ahead { blocks: 0, next: 0, first: usize::MAX, every: 1 };
 
-    /// For the tile from `row` on, one of all that meet panels of `blocks` blocks, which others take the place of, `next` bytes behind
-    /// them, with rows `rows`. A burst of questions waits for the few buffers there are: where there is room for all panels to come, every
-    /// eight rows ask for their share of them. Otherwise the first eight ask for what they need soon, `near` blocks ahead.
+    /// Returns the prefetches of the tile that starts at `row`, one of the tiles that multiply panels of `blocks` blocks by `rows`. The
+    /// next panels are `next` bytes behind. Many prefetches at once wait for the few line buffers. If all next panels fit the cache,
+    /// every eight rows prefetch their share of them. Otherwise only the first eight rows prefetch, `near` blocks ahead.
     pub(super) fn of(rows: &Range<usize>, row: usize, blocks: usize, near: usize, next: usize) -> Ahead {
         let row = row - rows.start;
         let (ahead, every) = if next <= FAR { (blocks, rows.len().div_ceil(ROWS)) } else { (near.min(blocks), 1) };
@@ -34,7 +34,7 @@ impl Ahead {
         Ahead { blocks: ahead, next, first: if asks { row / ROWS } else { usize::MAX }, every }
     }
 
-    /// Where what is asked for at `block` of a panel lies: the panel, by bytes from that one, and its block.
+    /// Returns the target of the prefetch at `block` of a panel: the distance of its panel in bytes, and its block.
     #[inline(always)]
     pub(super) fn target(self, block: usize, blocks: usize) -> (usize, usize) {
         let ahead = block + self.blocks;
@@ -46,7 +46,7 @@ impl Ahead {
 mod tests {
     use super::*;
 
-    /// Whatever tiles rows are cut into, and whether panels are short or long, every block is asked for once: by those before it.
+    /// For all tile sizes, and for short and long panels, every block is prefetched once by the tiles before its use.
     #[test]
     fn tiles_ask_for_every_block_once() {
         const BLOCKS: usize = 18;
@@ -61,7 +61,7 @@ mod tests {
                         asked[usize::from(panel == next)][block] += 1;
                     }
                 }
-                // The first blocks of a long panel were asked for by the one before it.
+                // The first blocks of a long panel were prefetched by the one before it.
                 let expected: [usize; BLOCKS] = std::array::from_fn(|block| usize::from(next > FAR && block >= 5));
                 assert_eq!(asked, [expected, expected.map(|here| 1 - here)], "{rows} rows by {tile}, next {next}");
             }
