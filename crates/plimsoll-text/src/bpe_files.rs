@@ -43,7 +43,8 @@ impl Tokenizer {
         }
         let [vocab, merges] = FILES.map(|name| read(&folder.join(name), FILE_BYTES_MAX));
         let vocab: Value = serde_json::from_slice(&vocab?).map_err(|error| bad(format!("vocab.json: {error}")))?;
-        let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+        let byte_level =
+            json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
         let split = json!({"type": "Split", "pattern": {"Regex": QWEN2}, "behavior": "Isolated", "invert": false});
         let whole = json!({
             "added_tokens": added(&config)?,
@@ -64,7 +65,8 @@ fn bad(message: String) -> TextError {
 /// Parses `merges.txt`: the two parts of a merge on each line, and a first line with a version.
 fn pairs(merges: Vec<u8>) -> Result<Vec<[String; 2]>, TextError> {
     let text = String::from_utf8(merges).map_err(|error| bad(format!("merges.txt: {error}")))?;
-    let lines = text.lines().enumerate().filter(|(at, line)| !line.is_empty() && !(*at == 0 && line.starts_with("#version")));
+    let lines =
+        text.lines().enumerate().filter(|(at, line)| !line.is_empty() && !(*at == 0 && line.starts_with("#version")));
     let pair = |(at, line): (usize, &str)| match line.split_once(' ') {
         Some((left, right)) => Ok([left.to_owned(), right.to_owned()]),
         None => Err(bad(format!("merges.txt: line {} has no two parts", at + 1))),
@@ -74,7 +76,8 @@ fn pairs(merges: Vec<u8>) -> Result<Vec<[String; 2]>, TextError> {
 
 /// The added tokens in the form of `tokenizer.json`.
 fn added(config: &Value) -> Result<Vec<Value>, TextError> {
-    let missing = || bad("tokenizer_config.json has no added_tokens_decoder, which the added tokens are read from".to_owned());
+    let missing =
+        || bad("tokenizer_config.json has no added_tokens_decoder, which the added tokens are read from".to_owned());
     let tokens = config["added_tokens_decoder"].as_object().ok_or_else(missing)?;
     let one = |(id, token): (&String, &Value)| {
         let id: u32 = id.parse().map_err(|_| bad(format!("added_tokens_decoder: {id:?} is not an id")))?;
