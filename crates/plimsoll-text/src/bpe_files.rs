@@ -65,8 +65,8 @@ fn bad(message: String) -> TextError {
 /// Parses `merges.txt`: the two parts of a merge on each line, and a first line with a version.
 fn pairs(merges: Vec<u8>) -> Result<Vec<[String; 2]>, TextError> {
     let text = String::from_utf8(merges).map_err(|error| bad(format!("merges.txt: {error}")))?;
-    let lines =
-        text.lines().enumerate().filter(|(at, line)| !line.is_empty() && !(*at == 0 && line.starts_with("#version")));
+    let is_version = |at: usize, line: &str| at == 0 && line.starts_with("#version");
+    let lines = text.lines().enumerate().filter(|(at, line)| !(line.is_empty() || is_version(*at, line)));
     let pair = |(at, line): (usize, &str)| match line.split_once(' ') {
         Some((left, right)) => Ok([left.to_owned(), right.to_owned()]),
         None => Err(bad(format!("merges.txt: line {} has no two parts", at + 1))),
